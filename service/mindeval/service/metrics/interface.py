@@ -99,9 +99,7 @@ class MetricState(ABC):
                 states hold a sample with different content (`conflicting_repeat`).
         """
         if type(other) is not type(self):
-            raise MetricStateError(
-                f"cannot merge {other.family!r} into {self.family!r}", reason="family_mismatch"
-            )
+            raise MetricStateError(f"cannot merge {other.family!r} into {self.family!r}", reason="family_mismatch")
         if other.settings != self.settings:
             raise MetricStateError(
                 f"cannot merge {other.signature()} into {self.signature()}", reason="settings_mismatch"

@@ -1,0 +1,153 @@
+"""How a value and its standard error come from per-sample statistics.
+
+Every estimator covers n samples in canonical order. `influence` linearises the value: the standard error is then
+sqrt(c/(c-1) * sum of squared cluster sums of influences) over c clusters, which for a plain mean is the sample
+standard deviation (n-1) over sqrt(n). A value with no such form is resampled instead (uncertainty.py).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mindeval.service.metrics.exact import FloatArray, IntArray, exact_mean, exact_sum
+
+
+@dataclass(frozen=True)
+class Estimator(ABC):
+    """Base of the estimators; `count` is the denominator to report, `flags` are added to the value's."""
+
+    kind: ClassVar[str]
+    count: int
+    flags: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @abstractmethod
+    def value(self) -> float:
+        """The value over all samples."""
+
+    @abstractmethod
+    def sizes(self) -> int:
+        """The number of samples n."""
+
+    def influence(self) -> FloatArray | None:
+        """First-order effect of each sample on the value, shape (n,), summing to 0; None when there is no formula."""
+        return None
+
+    def resampled(self, weights: IntArray) -> float:
+        """The value when sample i occurs `weights[i]` times; nan when undefined."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Mean(Estimator):
+    """The mean of per-sample values, times a constant."""
+
+    kind = "mean"
+    values: npt.NDArray[Any]
+    scale: float = 1.0
+
+    def value(self) -> float:
+        """The exactly rounded sum over n, times the scale."""
+        return self.scale * exact_mean(self.values)
+
+    def sizes(self) -> int:
+        """n."""
+        return int(self.values.size)
+
+    def influence(self) -> FloatArray | None:
+        """(value_i - mean) / n."""
+        if not self.values.size:
+            return None
+        values = self.values.astype(np.float64, copy=False)
+        influence: FloatArray = self.scale * (values - exact_mean(self.values)) / values.size
+        return influence
+
+
+@dataclass(frozen=True)
+class Ratio(Estimator):
+    """f(scale * sum(numerator) / sum(denominator)), with f the identity or exp.
+
+    The linearisation of a ratio R = A/B is (a_i - R b_i) / B (Cochran 1977, section 6.3); exp multiplies it by
+    the value (delta method).
+    """
+
+    kind = "ratio"
+    numerator: npt.NDArray[Any]
+    denominator: npt.NDArray[Any]
+    scale: float = 1.0
+    link: str = "identity"
+
+    def value(self) -> float:
+        """The ratio; nan with denominator 0, inf when exp overflows."""
+        ratio = self._ratio() * self.scale
+        if self.link == "identity":
+            return ratio
+        try:
+            return math.exp(ratio)
+        except OverflowError:
+            return math.inf
+
+    def sizes(self) -> int:
+        """n."""
+        return int(self.numerator.size)
+
+    def influence(self) -> FloatArray | None:
+        """The linearisation above; None when the value is not finite."""
+        value, ratio, total = self.value(), self._ratio(), exact_sum(self.denominator)
+        if not math.isfinite(value):
+            return None
+        slope = self.scale / total * (value if self.link == "exp" else 1.0)
+        influence: FloatArray = slope * (self.numerator.astype(np.float64) - ratio * self.denominator)
+        return influence
+
+    def _ratio(self) -> float:
+        total = exact_sum(self.denominator)
+        return exact_sum(self.numerator) / total if total else math.nan
+
+
+@dataclass(frozen=True)
+class Statistic(Estimator):
+    """Any function of column totals; its standard error is a bootstrap over the per-sample columns.
+
+    Attributes:
+        columns: Shape (n, m), integers (summed exactly).
+        function: Maps totals of shape (m,) to the value.
+    """
+
+    kind = "bootstrap"
+    columns: IntArray
+    function: Callable[[IntArray], float]
+
+    def value(self) -> float:
+        """The function of the totals."""
+        return self.function(self.columns.sum(axis=0, dtype=np.int64))
+
+    def sizes(self) -> int:
+        """n."""
+        return int(self.columns.shape[0])
+
+    def resampled(self, weights: IntArray) -> float:
+        """The function of the weighted totals."""
+        return self.function(weights @ self.columns)
+
+
+@dataclass(frozen=True)
+class Constant(Estimator):
+    """A value without a standard error, such as an undefined one with the flag that says why."""
+
+    kind = "none"
+    constant: float
+
+    def value(self) -> float:
+        """The constant."""
+        return self.constant
+
+    def sizes(self) -> int:
+        """No samples."""
+        return 0

@@ -1,0 +1,79 @@
+"""Standard errors: by linearisation where a formula exists, else by a seeded bootstrap; clustered when asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindeval.service.metrics.estimators import Estimator
+from mindeval.service.metrics.exact import FloatArray, IntArray, exact_mean, exact_sum
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """How to resample.
+
+    Attributes:
+        replicates: Number of resamples.
+        seed: Seed of numpy's PCG64; the same seed and samples give the same bits.
+    """
+
+    replicates: int = 1000
+    seed: int = 0
+
+    def weights(self, samples: int, clusters: IntArray | None) -> Iterator[IntArray]:
+        """Yield, for each replicate, how often each sample occurs: shape (samples,), int64.
+
+        Clusters are drawn whole. The draws depend on nothing but the seed and the sizes.
+        """
+        generator = np.random.Generator(np.random.PCG64(self.seed))
+        units = samples if clusters is None else int(clusters.max()) + 1
+        for _ in range(self.replicates):
+            drawn = np.bincount(generator.integers(0, units, units), minlength=units).astype(np.int64)
+            yield drawn if clusters is None else drawn[clusters]
+
+
+def linear_standard_error(influence: FloatArray, clusters: IntArray | None) -> float | None:
+    """sqrt(c/(c-1) * sum(u_j**2)) over cluster sums u_j of the influences; None with fewer than two clusters.
+
+    Args:
+        influence: Shape (n,), summing to 0 up to rounding.
+        clusters: Cluster numbers of shape (n,), or None when each sample is its own.
+    """
+    sums = influence if clusters is None else np.bincount(clusters, weights=influence)
+    if sums.size < 2:
+        return None
+    centred = sums - exact_mean(sums)
+    return math.sqrt(sums.size / (sums.size - 1) * exact_sum(centred * centred))
+
+
+def standard_error(estimator: Estimator, clusters: IntArray | None, bootstrap: Bootstrap) -> float | None:
+    """The standard error of an estimator; None when it has none, as with a single unit or an infinite value."""
+    influence = estimator.influence()
+    if influence is not None:
+        return linear_standard_error(influence, clusters)
+    if estimator.kind != "bootstrap" or unit_count(estimator.sizes(), clusters) < 2:
+        return None
+    values = np.array(
+        [estimator.resampled(weights) for weights in bootstrap.weights(estimator.sizes(), clusters)], dtype=np.float64
+    )
+    return spread(values)
+
+
+def spread(values: FloatArray) -> float | None:
+    """Sample standard deviation (n-1) of the finite values; None with fewer than two."""
+    values = values[np.isfinite(values)]
+    if values.size < 2:
+        return None
+    centred = values - exact_mean(values)
+    return math.sqrt(exact_sum(centred * centred) / (values.size - 1))
+
+
+def unit_count(samples: int, clusters: IntArray | None) -> int:
+    """How many independent units there are: clusters, or samples."""
+    if clusters is None or not clusters.size:
+        return samples
+    return int(clusters.max()) + 1
