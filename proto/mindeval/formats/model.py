@@ -48,11 +48,13 @@ class GraphDescription:
     def __post_init__(self) -> None:
         _require(_is_positive(self.vocab_size), "vocab_size", "must be a positive whole number")
         _require(_is_positive(self.max_length), "max_length", "must be a positive whole number")
-        _require(self.tokenizer in TOKENIZER_TYPES, "tokenizer.type", f"must be one of {', '.join(TOKENIZER_TYPES)}")
+        _require(
+            str(self.tokenizer) in TOKENIZER_TYPES, "tokenizer.type", f"must be one of {', '.join(TOKENIZER_TYPES)}"
+        )
         _require(self.outputs == "logits", "outputs", "must be 'logits'")
-        _require(isinstance(self.graph, str) and bool(self.graph), "graph", "must name the MindIR file")
+        _require(_is_relative_path(self.graph), "graph", "must be the MindIR file's relative path, without '..'")
         if self.prefix_token_id is not None:
-            inside = isinstance(self.prefix_token_id, int) and 0 <= self.prefix_token_id < self.vocab_size
+            inside = _is_whole_number(self.prefix_token_id) and 0 <= self.prefix_token_id < self.vocab_size
             _require(inside, "prefix_token_id", "must be a token id below vocab_size")
         if self.tokenizer == "bytes":
             _require(self.vocab_size >= 256, "vocab_size", "must be at least 256 for the bytes tokenizer")
@@ -85,8 +87,17 @@ class GraphDescription:
         return cls(tokenizer=tokenizer["type"], **raw)
 
 
+def _is_whole_number(value: Any) -> bool:
+    # bool is an int in Python, and true is no size in JSON.
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+    return _is_whole_number(value) and 0 < value < 2**31
+
+
+def _is_relative_path(value: Any) -> bool:
+    return isinstance(value, str) and all(part not in ("", ".", "..") for part in value.split("/"))
 
 
 def _require(condition: bool, field: str, rule: str) -> None:

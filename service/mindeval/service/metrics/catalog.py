@@ -21,8 +21,24 @@ _LANGUAGE_MODELING: dict[str, bool | None] = {
     "top5_accuracy": _HIGHER,
 }
 
+_CLASSIFICATION: dict[str, bool | None] = {
+    "accuracy": _HIGHER,
+    **{
+        f"{kind}{suffix}": _HIGHER
+        for suffix in ("", "_binary", "_micro", "_macro", "_weighted")
+        for kind in ("precision", "recall", "f1")
+    },
+    "matthews_corrcoef": _HIGHER,
+    "cohen_kappa": _HIGHER,
+    "roc_auc": _HIGHER,
+    "log_loss": _LOWER,
+    "brier": _LOWER,
+    "ece": _LOWER,
+}
+
 _TABLES: dict[str, dict[str, bool | None]] = {
     "language_modeling": _LANGUAGE_MODELING,
+    "classification": _CLASSIFICATION,
 }
 
 FAMILY_METRICS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -37,6 +53,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
     {
         "language_modeling": "language_modeling",
         "perplexity": "language_modeling",
+        "classification": "classification",
     }
 )
 

@@ -138,6 +138,27 @@ class Statistic(Estimator):
 
 
 @dataclass(frozen=True)
+class Given(Estimator):
+    """A value computed elsewhere, with the first-order effect of each sample on it (None when it has none)."""
+
+    kind = "linearized"
+    given: float
+    effects: FloatArray | None
+
+    def value(self) -> float:
+        """The value."""
+        return self.given
+
+    def sizes(self) -> int:
+        """n, or 0 without effects."""
+        return 0 if self.effects is None else int(self.effects.size)
+
+    def influence(self) -> FloatArray | None:
+        """The effects."""
+        return self.effects if math.isfinite(self.given) else None
+
+
+@dataclass(frozen=True)
 class Constant(Estimator):
     """A value without a standard error, such as an undefined one with the flag that says why."""
 

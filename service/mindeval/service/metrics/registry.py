@@ -6,12 +6,21 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mindeval.service.metrics.errors import MetricStateError
+from mindeval.service.metrics.classification import ClassificationState
+from mindeval.service.metrics.errors import MetricSettingsError, MetricStateError
 from mindeval.service.metrics.interface import MetricState
 from mindeval.service.metrics.language_modeling import LanguageModelingState
 from mindeval.service.metrics.serial import Payload
 
-_STATES: Mapping[str, type[MetricState]] = MappingProxyType({state.family: state for state in (LanguageModelingState,)})
+_STATES: Mapping[str, type[MetricState]] = MappingProxyType(
+    {
+        state.family: state
+        for state in (
+            LanguageModelingState,
+            ClassificationState,
+        )
+    }
+)
 
 
 def state_type(family: str) -> type[MetricState]:
@@ -33,9 +42,12 @@ def create(family: str, settings: Mapping[str, Any] | None = None) -> MetricStat
         settings: The family's settings by name; missing ones take their defaults.
 
     Raises:
-        MetricStateError: The family is unknown (`unknown_family`).
-        MetricSettingsError: A setting is unknown or refused; `.field` names it.
+        MetricSettingsError: The family or a setting is unknown, or a value is refused; `.field` names it.
     """
+    if family not in _STATES:
+        raise MetricSettingsError(
+            f"no metric family {family!r}; there are {', '.join(_STATES)}", field="family", reason="unknown_family"
+        )
     return state_type(family)(settings)
 
 

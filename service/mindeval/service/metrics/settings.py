@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -49,10 +50,17 @@ def settings_text(settings: Settings) -> str:
         if value is None:
             continue
         if isinstance(value, tuple):
-            # A quoted form, because label names may hold any of the separators.
-            value = ",".join(repr(item) for item in value)
+            value = _tuple_text(value)
         parts.append(f"|{name}:{value}")
     return "".join(parts)
+
+
+def _tuple_text(values: tuple[object, ...]) -> str:
+    # Quoted, because label names may hold any of the separators; a long label set is named by its digest.
+    text = ",".join(repr(item) for item in values)
+    if len(text) <= 200:
+        return text
+    return f"{len(values)}#{hashlib.blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
 
 
 def check_int(name: str, value: object, *, low: int | None = None, high: int | None = None) -> None:

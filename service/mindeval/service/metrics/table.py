@@ -174,7 +174,7 @@ class SampleTable:
         return chunks[0]
 
     def _new_rows(self, ids: Sequence[str], arrays: Mapping[str, AnyArray], groups: Sequence[str]) -> list[int]:
-        """Positions of rows to add; raises when a repeat differs from the row that is present or earlier in the batch."""
+        """Positions of rows to add; raises when a repeat differs from the row it repeats."""
         first: dict[str, int] = {}
         stored = {column.name: self._column(column) for column in self.columns}
         given = {column.name: np.asarray(arrays[column.name], dtype=column.dtype) for column in self.columns}

@@ -46,15 +46,16 @@ def linear_standard_error(influence: FloatArray, clusters: IntArray | None) -> f
     sums = influence if clusters is None else np.bincount(clusters, weights=influence)
     if sums.size < 2:
         return None
-    centred = sums - exact_mean(sums)
-    return math.sqrt(sums.size / (sums.size - 1) * exact_sum(centred * centred))
+    return _norm(sums - exact_mean(sums)) * math.sqrt(sums.size / (sums.size - 1))
 
 
 def standard_error(estimator: Estimator, clusters: IntArray | None, bootstrap: Bootstrap) -> float | None:
     """The standard error of an estimator; None when it has none, as with a single unit or an infinite value."""
-    influence = estimator.influence()
-    if influence is not None:
-        return linear_standard_error(influence, clusters)
+    with np.errstate(over="ignore", invalid="ignore"):
+        influence = estimator.influence()
+        if influence is not None:
+            error = linear_standard_error(influence, clusters)
+            return error if error is None or math.isfinite(error) else None
     if estimator.kind != "bootstrap" or unit_count(estimator.sizes(), clusters) < 2:
         return None
     values = np.array(
@@ -68,8 +69,16 @@ def spread(values: FloatArray) -> float | None:
     values = values[np.isfinite(values)]
     if values.size < 2:
         return None
-    centred = values - exact_mean(values)
-    return math.sqrt(exact_sum(centred * centred) / (values.size - 1))
+    return _norm(values - exact_mean(values)) / math.sqrt(values.size - 1)
+
+
+def _norm(values: FloatArray) -> float:
+    """Euclidean length. Scaled by the largest value, so that squares of a perplexity near overflow stay finite."""
+    largest = float(np.abs(values).max())
+    if not largest or not math.isfinite(largest):
+        return largest
+    scaled = values / largest
+    return largest * math.sqrt(exact_sum(scaled * scaled))
 
 
 def unit_count(samples: int, clusters: IntArray | None) -> int:
