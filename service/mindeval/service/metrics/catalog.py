@@ -36,11 +36,68 @@ _CLASSIFICATION: dict[str, bool | None] = {
     "ece": _LOWER,
 }
 
-_TABLES: dict[str, dict[str, bool | None]] = {
-    "language_modeling": _LANGUAGE_MODELING,
-    "classification": _CLASSIFICATION,
+_MULTILABEL: dict[str, bool | None] = {
+    "accuracy": _HIGHER,
+    "hamming_loss": _LOWER,
+    **{
+        f"{kind}{suffix}": _HIGHER
+        for suffix in ("", "_micro", "_macro", "_weighted")
+        for kind in ("precision", "recall", "f1")
+    },
+    "roc_auc": _HIGHER,
 }
 
+_IMAGE_TEXT: dict[str, bool | None] = {
+    **{
+        f"{way}_{kind}": _LOWER if kind.endswith("rank") else _HIGHER
+        for way in ("text_to_image", "image_to_text")
+        for kind in ("recall@1", "recall@5", "recall@10", "mean_rank", "median_rank")
+    },
+    "cosine": _HIGHER,
+    "clip_score": _HIGHER,
+}
+
+_MULTIPLE_CHOICE: dict[str, bool | None] = {
+    "acc": _HIGHER,
+    "acc_norm": _HIGHER,
+    "acc_bytes": _HIGHER,
+    "acc_mutual_info": _HIGHER,
+}
+
+_GENERATION: dict[str, bool | None] = {
+    "bleu": _HIGHER,
+    "bleu_nltk": _HIGHER,
+    **{
+        f"{kind}{suffix}": _HIGHER
+        for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")
+        for suffix in ("", "_precision", "_recall")
+    },
+    "chrf": _HIGHER,
+    "ter": _LOWER,
+    "exact_match": _HIGHER,
+    "f1": _HIGHER,
+    "distinct_1": _NEITHER,
+    "distinct_2": _NEITHER,
+    "repetition": _NEITHER,
+    "length_ratio": _NEITHER,
+}
+
+_TABLES: dict[str, dict[str, bool | None]] = {
+    "language_modeling": _LANGUAGE_MODELING,
+    "multiple_choice": _MULTIPLE_CHOICE,
+    "classification": _CLASSIFICATION,
+    "classification_bounded": _CLASSIFICATION,
+    "multilabel_classification": _MULTILABEL,
+    "generation": _GENERATION,
+    "image_text": _IMAGE_TEXT,
+    "image_text_matching": {"image_text_matching_accuracy": _HIGHER},
+    "image_quality": {"psnr": _HIGHER, "ssim": _HIGHER},
+    "frechet": {"frechet_distance": _LOWER},
+}
+
+FAMILY_DIRECTIONS: Mapping[str, Mapping[str, bool | None]] = MappingProxyType(
+    {family: MappingProxyType(table) for family, table in _TABLES.items()}
+)
 FAMILY_METRICS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {family: tuple(table) for family, table in _TABLES.items()}
 )
@@ -53,22 +110,21 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
     {
         "language_modeling": "language_modeling",
         "perplexity": "language_modeling",
+        "multiple_choice": "multiple_choice",
         "classification": "classification",
+        "classification_bounded": "classification_bounded",
+        "multilabel_classification": "multilabel_classification",
+        "generation": "generation",
+        "translation": "generation",
+        "summarization": "generation",
+        "question_answering": "generation",
+        "image_text": "image_text",
+        "image_text_retrieval": "image_text",
+        "image_text_matching": "image_text_matching",
+        "image_quality": "image_quality",
+        "image_generation": "frechet",
     }
 )
-
-
-def metric_names(family: str) -> tuple[str, ...]:
-    """All metric names that a family can report; some need a setting or an optional input.
-
-    Raises:
-        MetricStateError: The family is unknown (`unknown_family`).
-    """
-    if family not in FAMILY_METRICS:
-        raise MetricStateError(
-            f"no metric family {family!r}; there are {', '.join(FAMILY_METRICS)}", reason="unknown_family"
-        )
-    return FAMILY_METRICS[family]
 
 
 def family_of(task_type: str) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 
 from mindeval.service.metrics.errors import MetricError
 from mindeval.service.metrics.interface import MetricState, MetricValue
+from mindeval.service.metrics.registry import state_type
 
 Batch = Mapping[str, Any]
 Factory = Callable[[], MetricState]
@@ -98,6 +99,18 @@ def check_metric(
                 failures.append(CheckFailure(name, detail, trial))
                 break
     return CheckReport(tuple(checks), tuple(failures), samples)
+
+
+def check_family(family: str, settings: Mapping[str, Any] | None = None, *, trials: int = 20) -> CheckReport:
+    """Run `check_metric` on an installed family with its own example batch.
+
+    Raises:
+        MetricError: The family is unknown or its package broken, or a setting is refused.
+        NotImplementedError: The family has no example batch.
+    """
+    kind = state_type(family)
+    kind(settings)
+    return check_metric(lambda: kind(settings), kind.example_batch(), trials=trials, overlaps=kind.exact_over_samples)
 
 
 def sample_count(batch: Batch) -> int:

@@ -18,6 +18,7 @@ from mindeval.service.metrics.confusion import (
     MatrixValue,
     cohen_kappa,
     confusion_matrix,
+    label_scores,
     matthews_correlation,
     precision_recall_f1,
 )
@@ -177,6 +178,13 @@ class ClassificationState(TableState):
     def confusion_matrix(self) -> IntArray:
         """Counts of shape (labels, labels + 1): rows are true labels; the last column is "no prediction"."""
         return self._matrix(self._table.rows())[1][:-1]
+
+    def label_scores(self, kind: str) -> dict[Label, float]:
+        """Precision, recall or F1 of each label; `kind` is the metric's name without an average."""
+        rows = self._table.rows()
+        counts = LabelCounts.of(self._matrix(rows)[1])
+        scores = label_scores(counts, kind, self.settings.zero_division_value)[0]
+        return dict(zip(self.label_set(), scores.tolist()))
 
     def non_finite_samples(self) -> list[str]:
         """Ids of samples with a NaN or infinite score."""

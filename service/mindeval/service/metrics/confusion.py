@@ -143,10 +143,14 @@ def precision_recall_f1(
         value = float(scores[positive])
     else:
         kept = ~np.isnan(scores)
-        raw: FloatArray = kept * (counts.true.astype(np.float64) if average == "weighted" else 1.0)
+        raw = kept.astype(np.float64)
+        if average == "weighted":
+            raw *= counts.true
+        if not kept.any():
+            return MatrixValue(math.nan, None, ("zero_division",))
         if not raw.sum():
-            # No true label at all: scikit-learn falls back to zero_division here.
-            return MatrixValue(float(zero_division), None, ("zero_division",))
+            # No true label at all, so no weights: scikit-learn then takes the plain mean.
+            return MatrixValue(float(np.average(scores[kept])), None, ("zero_division",))
         value = float(np.average(scores[kept], weights=raw[kept] if average == "weighted" else None))
         weights = raw / raw.sum()
     effects = _ratio_effects(kind, weights, scores, bottom)
@@ -198,9 +202,9 @@ def cohen_kappa(matrix: IntArray, weights: str) -> MatrixValue:
     side = np.arange(len(true), dtype=np.float64)
     distance = np.abs(side[:, None] - side[None, :])
     if weights == "none":
-        cost = (distance > 0).astype(np.float64)
+        cost: FloatArray = (distance > 0).astype(np.float64)
     else:
-        cost = distance if weights == "linear" else distance**2
+        cost = distance if weights == "linear" else distance * distance
     observed = float((cost * matrix).sum())
     expected = float(true @ cost @ predicted)
     if not total or not expected:

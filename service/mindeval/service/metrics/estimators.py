@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mindeval.service.metrics.exact import FloatArray, IntArray, exact_mean, exact_sum
+from mindeval.service.metrics.exact import FloatArray, exact_mean, exact_sum
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Estimator(ABC):
         """First-order effect of each sample on the value, shape (n,), summing to 0; None when there is no formula."""
         return None
 
-    def resampled(self, weights: IntArray) -> float:
-        """The value when sample i occurs `weights[i]` times; nan when undefined."""
+    def resampled(self, weights: FloatArray) -> list[float]:
+        """For each row of `weights`, the value when sample i occurs `weights[row, i]` times; nan when undefined."""
         raise NotImplementedError
 
 
@@ -116,25 +116,29 @@ class Statistic(Estimator):
     """Any function of column totals; its standard error is a bootstrap over the per-sample columns.
 
     Attributes:
-        columns: Shape (n, m), integers (summed exactly).
+        columns: Shape (n, m), integers; or fractions, which are summed with exact rounding.
         function: Maps totals of shape (m,) to the value.
+        undefined: The value of no samples at all.
     """
 
     kind = "bootstrap"
-    columns: IntArray
-    function: Callable[[IntArray], float]
+    columns: FloatArray
+    function: Callable[[FloatArray], float]
+    undefined: float = math.nan
 
     def value(self) -> float:
         """The function of the totals."""
-        return self.function(self.columns.sum(axis=0, dtype=np.int64))
+        if not self.columns.shape[0]:
+            return self.undefined
+        return self.function(np.array([exact_sum(column) for column in self.columns.T], dtype=np.float64))
 
     def sizes(self) -> int:
         """n."""
         return int(self.columns.shape[0])
 
-    def resampled(self, weights: IntArray) -> float:
-        """The function of the weighted totals."""
-        return self.function(weights @ self.columns)
+    def resampled(self, weights: FloatArray) -> list[float]:
+        """The function of the weighted totals, row by row."""
+        return [self.function(totals) for totals in weights @ self.columns]
 
 
 @dataclass(frozen=True)

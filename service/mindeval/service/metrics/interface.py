@@ -10,8 +10,10 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from mindeval.service.metrics.catalog import FAMILY_DIRECTIONS
 from mindeval.service.metrics.errors import MetricError, MetricStateError
 from mindeval.service.metrics.serial import Payload
 from mindeval.service.metrics.settings import Settings, parse_settings, settings_text
@@ -48,7 +50,8 @@ class MetricValue:
 class MetricState(ABC):
     """The mergeable state of one family of metrics.
 
-    Subclasses set `family`, `version` (of the serialised form), `settings_type` and `exact_over_samples`. A state
+    Subclasses set `family`, `version` (of the serialised form), `settings_type` and `exact_over_samples`; those
+    outside this package also `metrics`, which maps each metric's name to whether higher is better. A state
     that is exact over samples keeps one small row a sample: it can drop repeats across states, be compared in pairs,
     and its memory grows with the number of samples. Other states have bounded memory.
     """
@@ -57,6 +60,7 @@ class MetricState(ABC):
     version: ClassVar[int] = 1
     settings_type: ClassVar[type[Settings]]
     exact_over_samples: ClassVar[bool] = True
+    metrics: ClassVar[Mapping[str, bool | None]] = MappingProxyType({})
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = parse_settings(self.settings_type, settings or {})
@@ -109,6 +113,20 @@ class MetricState(ABC):
     def signature(self) -> str:
         """Settings as stable text, such as `family:language_modeling|v:1|ignore_index:-100`."""
         return f"family:{self.family}|v:{self.version}{settings_text(self.settings)}"
+
+    @classmethod
+    def directions(cls) -> Mapping[str, bool | None]:
+        """Whether higher is better, by name, for all metrics of the family."""
+        return cls.metrics or FAMILY_DIRECTIONS[cls.family]
+
+    @classmethod
+    def example_batch(cls) -> Mapping[str, Any]:
+        """Keyword arguments of one `update` with a few samples, for checks; optional.
+
+        Raises:
+            NotImplementedError: The class offers none.
+        """
+        raise NotImplementedError(f"{cls.__name__} has no example batch")
 
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON-able data: header, settings, strings as lists and arrays as base64."""

@@ -46,7 +46,8 @@ def label_codes(
         allow_none: Whether None or -1 may stand for "no prediction"; its code is -1.
 
     Returns:
-        Shape (n,), int64: positions in the declared set, or the integers themselves without one.
+        Shape (n,), int64: positions in the declared set, or the integers themselves without one. It may share
+        memory with `values`.
 
     Raises:
         MetricInputError: A value is outside the declared set or of a wrong type (`unknown_label`).
@@ -55,12 +56,13 @@ def label_codes(
     if array is None and all(type(value) is int for value in values):
         array = np.asarray(values, dtype=np.int64)
     if array is not None and array.dtype.kind in "iub" and array.ndim == 1:
-        codes = array.astype(np.int64)
-        if declared is not None and isinstance(declared[0], int):
+        codes = array.astype(np.int64, copy=False)
+        if declared is not None and isinstance(declared[0], int) and declared != tuple(range(len(declared))):
             codes = _positions(codes, declared)
         low, high = (-1 if allow_none else 0), (None if declared is None else len(declared))
-        bad = (codes < low) if high is None else (codes < low) | (codes >= high)
-        if bad.any():
+        # Two plain reductions decide for almost every batch; which entry is at fault is looked for only then.
+        if codes.size and (int(codes.min()) < low or (high is not None and int(codes.max()) >= high)):
+            bad = (codes < low) if high is None else (codes < low) | (codes >= high)
             _refuse(array[int(np.argmax(bad))].item(), name, ids[int(np.argmax(bad))])
         return codes
     positions = {label: code for code, label in enumerate(declared or ())}
@@ -125,9 +127,10 @@ def probability_rows(
             reason="length_mismatch",
         )
     with np.errstate(invalid="ignore"):
-        bad = ((rows < 0) | (rows > 1)).any(axis=1) & np.isfinite(rows).all(axis=1)
+        bad = ((rows < 0) | (rows > 1)).any(axis=1)
         if sums_to_one:
             bad |= np.abs(rows.sum(axis=1) - 1.0) > 1e-3
+        bad &= np.isfinite(rows).all(axis=1)
     if bad.any():
         k = int(np.argmax(bad))
         raise MetricInputError("scores are not probabilities", reason="invalid_value", sample_id=ids[k])

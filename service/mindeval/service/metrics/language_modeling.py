@@ -178,7 +178,8 @@ class LanguageModelingState(TableState):
         rows = self._table.rows()
         return {i: n for i, n in zip(rows.ids, rows["non_finite"].tolist()) if n}
 
-    def _clustering(self, rows: Rows) -> Clustering:
+    def clustering(self, rows: Rows) -> Clustering:
+        """Documents, or windows when there is only one document."""
         codes = rows.clusters()
         if codes is None or int(codes.max()) == 0:
             # One document says nothing about the spread between documents; its windows say something.

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from mindeval.service.metrics.bounded_classification import BoundedClassificationState
 from mindeval.service.metrics.classification import ClassificationState
+from mindeval.service.metrics.custom import custom_state, installed_families
 from mindeval.service.metrics.errors import MetricSettingsError, MetricStateError
+from mindeval.service.metrics.generation import GenerationState
+from mindeval.service.metrics.image_quality import FrechetState, ImageQualityState
 from mindeval.service.metrics.interface import MetricState
 from mindeval.service.metrics.language_modeling import LanguageModelingState
+from mindeval.service.metrics.multilabel import MultilabelState
+from mindeval.service.metrics.multiple_choice import MultipleChoiceState
+from mindeval.service.metrics.retrieval import MatchingState, RetrievalState
 from mindeval.service.metrics.serial import Payload
 
 _STATES: Mapping[str, type[MetricState]] = MappingProxyType(
@@ -17,21 +24,40 @@ _STATES: Mapping[str, type[MetricState]] = MappingProxyType(
         state.family: state
         for state in (
             LanguageModelingState,
+            MultipleChoiceState,
             ClassificationState,
+            BoundedClassificationState,
+            MultilabelState,
+            GenerationState,
+            RetrievalState,
+            MatchingState,
+            ImageQualityState,
+            FrechetState,
         )
     }
 )
 
 
 def state_type(family: str) -> type[MetricState]:
-    """The state class of a family.
+    """The state class of a family: one of this package's, or one that an installed package offers.
+
+    Raises:
+        MetricStateError: The family is unknown (`unknown_family`), or its package is broken.
+    """
+    found = _STATES.get(family) or custom_state(family)
+    if found is None:
+        known = ", ".join((*_STATES, *installed_families()))
+        raise MetricStateError(f"no metric family {family!r}; there are {known}", reason="unknown_family")
+    return found
+
+
+def metric_names(family: str) -> tuple[str, ...]:
+    """All metric names that a family can report; some need a setting or an optional input.
 
     Raises:
         MetricStateError: The family is unknown (`unknown_family`).
     """
-    if family not in _STATES:
-        raise MetricStateError(f"no metric family {family!r}; there are {', '.join(_STATES)}", reason="unknown_family")
-    return _STATES[family]
+    return tuple(state_type(family).directions())
 
 
 def create(family: str, settings: Mapping[str, Any] | None = None) -> MetricState:
@@ -44,11 +70,11 @@ def create(family: str, settings: Mapping[str, Any] | None = None) -> MetricStat
     Raises:
         MetricSettingsError: The family or a setting is unknown, or a value is refused; `.field` names it.
     """
-    if family not in _STATES:
-        raise MetricSettingsError(
-            f"no metric family {family!r}; there are {', '.join(_STATES)}", field="family", reason="unknown_family"
-        )
-    return state_type(family)(settings)
+    try:
+        kind = state_type(family)
+    except MetricStateError as error:
+        raise MetricSettingsError(str(error), field="family", reason=error.reason) from error
+    return kind(settings)
 
 
 def state_from_dict(data: Mapping[str, Any]) -> MetricState:

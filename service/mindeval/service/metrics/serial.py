@@ -1,7 +1,7 @@
 """The serialised form of a state: a header, lists of strings, and little-endian arrays. No pickle anywhere.
 
-Binary layout: magic `MDEM`, one format byte, the header's length as uint32, the header as JSON, then one deflated
-block that holds the strings (UTF-8, each ended by a newline-free length in the header's arrays) and the arrays.
+Binary layout: magic `MDEM`, one format byte, the header's length as uint32, the header as JSON (names, shapes, sizes),
+then one deflated block: for each list of strings the byte lengths as uint32 and the UTF-8 bytes, then the arrays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AnyArray = npt.NDArray[Any]
 
 _MAGIC = b"MDEM\x01"
 _MAX_HEADER_BYTES = 1 << 26
-_MAX_BODY_BYTES = 1 << 33
+_MAX_BODY_BYTES = 1 << 31
 _DTYPES = {"i8": "<i8", "i4": "<i4", "i2": "<i2", "u8": "<u8", "u4": "<u4", "u1": "|u1", "f8": "<f8", "f4": "<f4"}
 
 

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mindeval.service.metrics.catalog import FAMILY_METRICS, higher_is_better
 from mindeval.service.metrics.errors import MetricStateError
 from mindeval.service.metrics.estimators import Estimator
 from mindeval.service.metrics.exact import IntArray
 from mindeval.service.metrics.interface import MetricState, MetricValue
 from mindeval.service.metrics.serial import Payload
 from mindeval.service.metrics.table import Column, Rows, SampleTable
-from mindeval.service.metrics.uncertainty import Bootstrap, standard_error
+from mindeval.service.metrics.uncertainty import Bootstrap, standard_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,25 +60,35 @@ class TableState(MetricState):
 
     def default_names(self) -> tuple[str, ...]:
         """The metrics that `result` computes when none are named."""
-        return FAMILY_METRICS[self.family]
+        return tuple(self.directions())
 
     def bootstrap(self) -> Bootstrap:
         """How values without a formula for the standard error are resampled."""
         return Bootstrap()
 
+    def rows(self) -> Rows:
+        """The rows of all samples in canonical order; do not write to their arrays."""
+        return self._table.rows()
+
+    def estimators(self, names: Sequence[str]) -> dict[str, Estimator]:
+        """Estimators of known metrics over all samples."""
+        return self._estimators(self._table.rows(), names)
+
     def result(self, names: Sequence[str] | None = None) -> dict[str, MetricValue]:
         """See `MetricState.result`."""
         wanted = self.check_names(names)
         rows = self._table.rows()
-        clustering = self._clustering(rows)
+        clustering = self.clustering(rows)
         signature = self.signature()
         values = {}
-        for name, estimator in self._estimators(rows, wanted).items():
-            value, error = estimator.value(), standard_error(estimator, clustering.codes, self.bootstrap())
+        estimators = self._estimators(rows, wanted)
+        errors = standard_errors(estimators, clustering.codes, self.bootstrap())
+        for name, estimator in estimators.items():
+            value, error = estimator.value(), errors[name]
             flags = list(estimator.flags)
             if not len(rows):
                 flags.append("empty")
-            if math.isinf(value) and "non_finite" not in flags:
+            if math.isinf(value) and estimator.kind == "ratio":
                 flags.append("overflow")
             values[name] = MetricValue(
                 name=name,
@@ -87,7 +96,7 @@ class TableState(MetricState):
                 standard_error=error,
                 standard_error_method="none" if error is None else f"{estimator.kind}_by_{clustering.unit}",
                 count=estimator.count,
-                higher_is_better=higher_is_better(name),
+                higher_is_better=self.directions()[name],
                 signature=signature,
                 flags=tuple(flags),
             )
@@ -95,7 +104,7 @@ class TableState(MetricState):
 
     def check_names(self, names: Sequence[str] | None) -> list[str]:
         """The names to compute, without repeats; raises MetricStateError (`unknown_metric`)."""
-        known = FAMILY_METRICS[self.family]
+        known = self.directions()
         for name in names or ():
             if name not in known:
                 raise MetricStateError(
@@ -103,7 +112,8 @@ class TableState(MetricState):
                 )
         return list(dict.fromkeys(self.default_names() if names is None else names))
 
-    def _clustering(self, rows: Rows) -> Clustering:
+    def clustering(self, rows: Rows) -> Clustering:
+        """Which rows are independent of each other: groups, where they are given."""
         codes = rows.clusters()
         return Clustering(codes, "sample" if codes is None else "group")
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from mindeval.service.metrics.estimators import Estimator
 from mindeval.service.metrics.exact import FloatArray, IntArray, exact_mean, exact_sum
+
+_BLOCK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,21 @@ class Bootstrap:
     replicates: int = 1000
     seed: int = 0
 
-    def weights(self, samples: int, clusters: IntArray | None) -> Iterator[IntArray]:
-        """Yield, for each replicate, how often each sample occurs: shape (samples,), int64.
+    def weights(self, samples: int, clusters: IntArray | None) -> Iterator[FloatArray]:
+        """Yield blocks of replicates: how often each sample occurs, shape (block, samples), whole float64 numbers.
 
         Clusters are drawn whole. The draws depend on nothing but the seed and the sizes.
         """
         generator = np.random.Generator(np.random.PCG64(self.seed))
         units = samples if clusters is None else int(clusters.max()) + 1
-        for _ in range(self.replicates):
-            drawn = np.bincount(generator.integers(0, units, units), minlength=units).astype(np.int64)
-            yield drawn if clusters is None else drawn[clusters]
+        # Blocks, because one product of two matrices is far quicker than many of a vector and a matrix.
+        size = max(1, min(64, _BLOCK_ELEMENTS // max(samples, 1)))
+        for start in range(0, self.replicates, size):
+            block = np.empty((min(size, self.replicates - start), samples))
+            for row in block:
+                drawn = np.bincount(generator.integers(0, units, units), minlength=units)
+                row[:] = drawn if clusters is None else drawn[clusters]
+            yield block
 
 
 def linear_standard_error(influence: FloatArray, clusters: IntArray | None) -> float | None:
@@ -49,19 +56,29 @@ def linear_standard_error(influence: FloatArray, clusters: IntArray | None) -> f
     return _norm(sums - exact_mean(sums)) * math.sqrt(sums.size / (sums.size - 1))
 
 
-def standard_error(estimator: Estimator, clusters: IntArray | None, bootstrap: Bootstrap) -> float | None:
-    """The standard error of an estimator; None when it has none, as with a single unit or an infinite value."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        influence = estimator.influence()
-        if influence is not None:
-            error = linear_standard_error(influence, clusters)
-            return error if error is None or math.isfinite(error) else None
-    if estimator.kind != "bootstrap" or unit_count(estimator.sizes(), clusters) < 2:
-        return None
-    values = np.array(
-        [estimator.resampled(weights) for weights in bootstrap.weights(estimator.sizes(), clusters)], dtype=np.float64
-    )
-    return spread(values)
+def standard_errors(
+    estimators: Mapping[str, Estimator], clusters: IntArray | None, bootstrap: Bootstrap
+) -> dict[str, float | None]:
+    """The standard error of each estimator; None where there is none, as with a single unit or an infinite value.
+
+    All values that need resampling share the resamples, which cost more than the values.
+    """
+    errors: dict[str, float | None] = {}
+    resampled: dict[str, list[float]] = {}
+    for name, estimator in estimators.items():
+        with np.errstate(over="ignore", invalid="ignore"):
+            influence = estimator.influence()
+            error = None if influence is None else linear_standard_error(influence, clusters)
+        errors[name] = error if error is not None and math.isfinite(error) else None
+        if estimator.kind == "bootstrap" and unit_count(estimator.sizes(), clusters) >= 2:
+            resampled[name] = []
+    if resampled:
+        samples = next(iter(estimators[name].sizes() for name in resampled))
+        for weights in bootstrap.weights(samples, clusters):
+            for name, values in resampled.items():
+                values.extend(estimators[name].resampled(weights))
+    errors.update((name, spread(np.array(values, dtype=np.float64))) for name, values in resampled.items())
+    return errors
 
 
 def spread(values: FloatArray) -> float | None:

@@ -1,0 +1,94 @@
+"""Which tensors of a checkpoint belong to the model, and what to say when they do not fit.
+
+A training checkpoint may hold more than the model: it is allowed to hold optimizer state, and nothing else. A tensor
+is optimizer state when
+- its name is a known prefix and the name of one of the model's tensors, such as "adam_m.lm_head.weight"; or
+- its name is one of the known counters, such as "global_step".
+Everything else that the model does not know is an error: it usually means that the description is of another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from mindeval.formats.manifest import TensorEntry
+from mindeval.service.runtime.checkpoints.tensors import FLOAT_DTYPES
+from mindeval.service.runtime.errors import RunnerError, shown
+
+STATE_PREFIXES = (
+    "moment1.", "moment2.", "moments.", "moment.", "adam_m.", "adam_v.", "adam_m_buffer.", "exp_avg.", "exp_avg_sq.",
+    "max_exp_avg_sq.", "vhat.", "accum.", "accumulation.", "stat.", "mean_square.", "mean_grad.", "mean_gradient.",
+    "momentum.", "velocity.", "linear.", "accu_grads.", "accu_grad.", "grad_accum.", "state_step.",
+)  # fmt: skip
+COUNTERS = frozenset(
+    {
+        "beta1_power", "beta2_power", "global_step", "learning_rate", "epoch_num", "step_num", "loss_scale",
+        "scale_sense", "current_iterator_step", "last_overflow_iterator_step", "state_step", "growth_tracker",
+        "data_sink_size",
+    }
+)  # fmt: skip
+
+
+def is_training_state(name: str, model_names: Collection[str]) -> bool:
+    """Whether a tensor is optimizer state by the rule above."""
+    if name in COUNTERS:
+        return True
+    return any(name.startswith(prefix) and name[len(prefix) :] in model_names for prefix in STATE_PREFIXES)
+
+
+def check_tensors(
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, TensorEntry],
+    *,
+    ignored: Iterable[str] = (),
+    exact_dtypes: Mapping[str, str] | None = None,
+) -> None:
+    """Checks that a checkpoint holds just the model's tensors.
+
+    Args:
+        expected: Shape of each tensor of the model.
+        found: The checkpoint's tensors.
+        ignored: Further names that may be there and are not used, such as buffers that the model computes itself.
+        exact_dtypes: safetensors dtype that a tensor must have; any float dtype fits the others.
+
+    Raises:
+        RunnerError: TENSOR_MISSING, TENSOR_UNEXPECTED or TENSOR_MISMATCH; metadata name the tensors.
+    """
+    missing = sorted(expected.keys() - found.keys())
+    if missing:
+        raise RunnerError(
+            "TENSOR_MISSING",
+            f"the checkpoint lacks {len(missing)} of the model's {len(expected)} tensors: {shown(missing)}; save the "
+            "whole model, or push the description that belongs to these tensors",
+            {"tensor": missing[0], "tensors": shown(missing), "count": str(len(missing))},
+        )
+    skip = set(ignored)
+    unexpected = sorted(
+        name for name in found if name not in expected and name not in skip and not is_training_state(name, expected)
+    )
+    if unexpected:
+        raise RunnerError(
+            "TENSOR_UNEXPECTED",
+            f"the checkpoint has {len(unexpected)} tensors that the model does not know: {shown(unexpected)}; push the "
+            "description that belongs to these tensors",
+            {"tensor": unexpected[0], "tensors": shown(unexpected), "count": str(len(unexpected))},
+        )
+    for name, shape in expected.items():
+        _check_one(name, shape, (exact_dtypes or {}).get(name, ""), found[name])
+
+
+def _check_one(name: str, shape: tuple[int, ...], dtype: str, entry: TensorEntry) -> None:
+    if entry.shape != shape:
+        raise RunnerError(
+            "TENSOR_MISMATCH",
+            f"tensor {name!r} has shape {list(entry.shape)}, the model needs {list(shape)}",
+            {"tensor": name, "expected": str(list(shape)), "found": str(list(entry.shape))},
+        )
+    fits = entry.dtype == dtype if dtype else entry.dtype in FLOAT_DTYPES
+    if not fits:
+        needed = dtype or "one of " + ", ".join(FLOAT_DTYPES)
+        raise RunnerError(
+            "TENSOR_MISMATCH",
+            f"tensor {name!r} has dtype {entry.dtype}, the model needs {needed}",
+            {"tensor": name, "expected": needed, "found": entry.dtype},
+        )

@@ -1,0 +1,1 @@
+"""Networks that score tokens: the interface, and the implementations a checkpoint's description selects."""

@@ -1,0 +1,1 @@
+"""Llama-architecture decoders, built from a Hugging Face config.json."""

@@ -1,0 +1,1 @@
+"""Tasks: a dataset scored in one way, into a metric state."""

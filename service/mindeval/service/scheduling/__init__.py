@@ -1,0 +1,1 @@
+"""Which evaluation runs when: the queue, the attempts, cancellation, timeouts, recovery after a restart."""
