@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from mindeval.service.metrics import (
     state_from_dict,
 )
 from mindeval.service.metrics.checking import check_metric
+from mindeval.service.metrics.texts import text_counts
 
 
 def windows(seed: int = 0, documents: int = 5, *, top5: bool = True) -> dict[str, Any]:
@@ -77,6 +80,96 @@ def test_values_are_ratios_of_sums_over_all_tokens() -> None:
         "words": words,
         "bytes": size,
     }
+
+
+def test_published_perplexities_of_lm_eval(data: Path) -> None:
+    folder = data / "lm_eval_local"
+    texts = [json.loads(line)["text"] for line in (folder / "roll.jsonl").read_text(encoding="utf-8").splitlines()]
+    expected = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
+    sums = [-row[0][0] for row in expected["responses"]["mindeval_roll"]]
+    state = state_of(
+        {
+            "document_ids": [f"d{k}" for k in range(len(texts))],
+            "window_indices": [0] * len(texts),
+            "token_nll": [np.array([total]) for total in sums],
+            "token_correct": [np.array([False])] * len(texts),
+            # Splitting keeps the empty pieces at the ends, as lm-eval counts words.
+            "words": [len(re.split(r"\s+", text)) for text in texts],
+            "utf8_bytes": [len(text.encode()) for text in texts],
+        }
+    )
+    names = {"word_perplexity": "word_ppl", "byte_perplexity": "byte_ppl", "bits_per_byte": "bits_per_byte"}
+    for name, want in expected["scores"]["mindeval_roll"].items():
+        # The log-probabilities are published with five digits.
+        assert state.result()[names[name.split(",")[0]]].value == pytest.approx(want, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words", "size", "total", "expected"),
+    [
+        (15340, 11439, 59564, 45148.4484, (2.94318438, 18.9761776, 51.7739799, 2.13396584, 1.09353708)),
+        (3248, 2444, 12475, 8789.35339, (2.70608171, 14.9705017, 36.4630144, 2.02295110, 1.01646145)),
+        (3611, 61, 6361, 10640.73898, (2.94675685, 19.0440906, None, 5.32711144, 2.41335346)),
+    ],
+)
+def test_reference_perplexities_of_a_real_model(
+    tokens: int, words: int, size: int, total: float, expected: tuple[float | None, ...]
+) -> None:
+    state = state_of(
+        {
+            "document_ids": ["d"],
+            "window_indices": [0],
+            "token_nll": [np.full(tokens, total / tokens)],
+            "token_correct": [np.zeros(tokens, bool)],
+            "words": [words],
+            "utf8_bytes": [size],
+        }
+    )
+    names = ("loss", "token_ppl", "word_ppl", "byte_ppl", "bits_per_byte")
+    for name, want in zip(names, expected):
+        if want is not None:
+            assert state.result([name])[name].value == pytest.approx(want, rel=3e-8)
+
+
+def test_words_and_bytes_of_real_text(data: Path) -> None:
+    text = (data / "lm_wikitext2_valid" / "valid.txt").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    assert sum(len(line.split()) + 1 for line in lines) == 217_646
+    # A document's first words, counted as in the reference values above: pieces of a split on white space.
+    first = "".join(text.splitlines(keepends=True)[:200])
+    assert text_counts(first, "en").words == 11439
+    assert text_counts(first, "en").utf8_bytes == 59564
+    chinese = "".join((data / "lm_zh_lunyu" / "lunyu.txt").read_text(encoding="utf-8").splitlines(keepends=True)[:60])
+    assert text_counts(chinese, "zh").utf8_bytes == 6361
+    assert text_counts(chinese, "en").words == 61
+    assert 1500 < text_counts(chinese, "zh").words < text_counts(chinese, "zh").characters < 2200
+
+
+def test_unigram_and_bigram_models_of_real_text(data: Path) -> None:
+    text = (data / "lm_tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
+    codes = np.unique(np.array(list(text)), return_inverse=True)[1]
+    train, valid = codes[:1_003_854], codes[1_003_854:]
+    assert (codes.max() + 1, valid.size) == (65, 111_540)
+    unigram = np.log(np.bincount(train, minlength=65) / train.size)
+    pairs = np.bincount(train[:-1] * 65 + train[1:], minlength=65 * 65).reshape(65, 65) + 1.0
+    bigram = np.log(pairs / pairs.sum(axis=1, keepdims=True))
+    for nll, loss, ppl in (
+        (-unigram[valid], 3.3473284841, 28.4267),
+        (-bigram[valid[:-1], valid[1:]], 2.4818903872, 11.9639),
+    ):
+        parts = np.array_split(nll, 37)
+        state = state_of(
+            {
+                "document_ids": ["shakespeare"] * len(parts),
+                "window_indices": range(len(parts)),
+                "token_nll": parts,
+                "token_correct": [np.zeros(part.size, bool) for part in parts],
+                "words": [1] + [0] * 36,
+                "utf8_bytes": [1] + [0] * 36,
+            }
+        )
+        assert state.result()["loss"].value == pytest.approx(loss, abs=2e-6)
+        assert state.result()["ppl"].value == pytest.approx(ppl, abs=1e-4)
 
 
 def test_counts_and_directions_travel_with_the_values() -> None:
