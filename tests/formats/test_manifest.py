@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mindeval.formats.digest import digest_bytes
 from mindeval.formats.errors import FormatError
-from mindeval.formats.manifest import FileEntry, Manifest, TensorEntry
+from mindeval.formats.manifest import PIECE_BYTES, FileEntry, Manifest, TensorEntry, joined_digest
 
 DIGEST = digest_bytes(b"x")
 names = st.text(min_size=1, max_size=20).filter(lambda s: "\0" not in s and _encodes(s))
@@ -124,3 +124,27 @@ def test_odd_tensor_fields_never_crash(field: str, value: Any) -> None:
     except FormatError:
         return
     assert all(isinstance(tensor.name, str) and tensor.size_bytes >= 0 for tensor in manifest.tensors)
+
+
+def test_large_tensors_come_in_pieces() -> None:
+    size = 2 * PIECE_BYTES + 4
+    pieces = tuple(digest_bytes(bytes([i])) for i in range(3))
+    entry = TensorEntry.of_pieces("big", "F32", (size // 4,), size, pieces)
+    assert entry.blobs() == list(zip(pieces, [PIECE_BYTES, PIECE_BYTES, 4]))
+    manifest = Manifest.of([entry])
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    assert manifest.blobs() == dict(entry.blobs())
+    small = TensorEntry.of_pieces("small", "F32", (2,), 8, (DIGEST,))
+    assert (small.digest, small.pieces) == (DIGEST, ())
+
+
+@pytest.mark.parametrize("change", ["none", "few", "swapped", "small"])
+def test_pieces_that_do_not_make_the_tensor_are_refused(change: str) -> None:
+    size = PIECE_BYTES + 4
+    pieces = [digest_bytes(bytes([i])) for i in range(2)]
+    entry = {"name": "w", "dtype": "F32", "shape": [size // 4], "size": size, "digest": joined_digest(pieces)}
+    entry["pieces"] = {"none": [], "few": pieces[:1], "swapped": pieces[::-1], "small": pieces}[change]
+    if change == "small":
+        entry |= {"shape": [2], "size": 8}
+    with pytest.raises(FormatError):
+        Manifest.from_bytes(encode(raw(tensors=[entry])))

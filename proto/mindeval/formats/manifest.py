@@ -7,7 +7,10 @@ content has equal bytes and one digest, which names the checkpoint:
      "mindeval_manifest":1,
      "tensors":[{"digest":"blake3:..","dtype":"F32","name":"lm_head.weight","shape":[257,64],"size":65792}]}
 
-A tensor's digest is that of its bytes (row-major, little-endian). Digests refer to blobs of the same project.
+A tensor's digest is that of its bytes (row-major, little-endian). A tensor larger than `PIECE_BYTES` is stored in
+pieces of that size (the last may be shorter): its entry has `"pieces":["blake3:..",..]`, and its digest is that of the
+pieces' digests, joined as raw bytes, so that one pass over the tensor gives both. Digests refer to blobs of the same
+project.
 """
 
 from __future__ import annotations
@@ -15,13 +18,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mindeval.formats.digest import digest_bytes, is_digest
+from mindeval.formats.digest import digest_bytes, digest_hex, is_digest
 from mindeval.formats.errors import FormatError
 from mindeval.formats.safetensors import ITEM_SIZE, MAX_DIMENSIONS, MAX_TENSORS, tensor_size_bytes
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 VERSION = 1
+PIECE_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 64 << 20
 MAX_FILES = 1_000
 MAX_NAME_LENGTH = 1_024
@@ -29,13 +36,32 @@ MAX_NAME_LENGTH = 1_024
 
 @dataclass(frozen=True, order=True)
 class TensorEntry:
-    """One tensor: name, dtype name (as in safetensors), shape, size in bytes, digest of its bytes."""
+    """One tensor: name, dtype name (as in safetensors), shape, size in bytes, digest; digests of its pieces if large.
+
+    Build a large one with `TensorEntry.of_pieces`.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
     digest: str
+    pieces: tuple[str, ...] = ()
+
+    @classmethod
+    def of_pieces(cls, name: str, dtype: str, shape: tuple[int, ...], size_bytes: int, pieces: tuple[str, ...]) -> Self:
+        """The entry of a tensor whose bytes have these digests, `PIECE_BYTES` at a time (one digest if it is small)."""
+        if size_bytes <= PIECE_BYTES:
+            (digest,) = pieces
+            return cls(name, dtype, shape, size_bytes, digest)
+        return cls(name, dtype, shape, size_bytes, joined_digest(pieces), pieces)
+
+    def blobs(self) -> list[tuple[str, int]]:
+        """Digest and size in bytes of the blobs that hold its bytes, in order."""
+        if not self.pieces:
+            return [(self.digest, self.size_bytes)]
+        sizes = [PIECE_BYTES] * (len(self.pieces) - 1)
+        return list(zip(self.pieces, [*sizes, self.size_bytes - sum(sizes)]))
 
 
 @dataclass(frozen=True, order=True)
@@ -97,7 +123,14 @@ class Manifest:
             {
                 "mindeval_manifest": VERSION,
                 "tensors": [
-                    {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "size": t.size_bytes, "digest": t.digest}
+                    {
+                        "name": t.name,
+                        "dtype": t.dtype,
+                        "shape": list(t.shape),
+                        "size": t.size_bytes,
+                        "digest": t.digest,
+                        **({"pieces": list(t.pieces)} if t.pieces else {}),
+                    }
                     for t in self.tensors
                 ],
                 "files": [{"path": f.path, "size": f.size_bytes, "digest": f.digest} for f in self.files],
@@ -114,7 +147,7 @@ class Manifest:
 
     def blobs(self) -> dict[str, int]:
         """Size in bytes of every blob that the checkpoint needs, by digest."""
-        sizes = {tensor.digest: tensor.size_bytes for tensor in self.tensors}
+        sizes = {digest: size for tensor in self.tensors for digest, size in tensor.blobs()}
         sizes.update((file.digest, file.size_bytes) for file in self.files)
         return sizes
 
@@ -136,8 +169,14 @@ class Manifest:
                 raise _invalid(f"{digest} stands with two sizes")
 
 
+def joined_digest(pieces: Iterable[str]) -> str:
+    """Digest of a tensor in pieces: over the pieces' digests as raw bytes, one after the other."""
+    return digest_bytes(b"".join(bytes.fromhex(digest_hex(piece)) for piece in pieces))
+
+
 def _tensor(raw: Any, field: str) -> TensorEntry:
-    _check_keys(raw, {"name", "dtype", "shape", "size", "digest"}, field)
+    keys = {"name", "dtype", "shape", "size", "digest"}
+    _check_keys(raw, keys | {"pieces"} if isinstance(raw, Mapping) and "pieces" in raw else keys, field)
     _check_text(raw["name"], f"{field}.name")
     if not isinstance(raw["dtype"], str) or raw["dtype"] not in ITEM_SIZE:
         raise _invalid(f"{field}.dtype is unknown", field)
@@ -150,7 +189,13 @@ def _tensor(raw: Any, field: str) -> TensorEntry:
     if raw["size"] != tensor_size_bytes(raw["dtype"], shape):
         raise _invalid(f"{field}.size is not what its dtype and shape need", field)
     _check_entry_digest(raw["digest"], field)
-    return TensorEntry(raw["name"], raw["dtype"], tuple(shape), raw["size"], raw["digest"])
+    pieces = _list(raw.get("pieces", []), f"{field}.pieces")
+    for piece in pieces:
+        _check_entry_digest(piece, f"{field}.pieces")
+    needed = -(-raw["size"] // PIECE_BYTES) if raw["size"] > PIECE_BYTES else 0
+    if len(pieces) != needed or (pieces and joined_digest(pieces) != raw["digest"]):
+        raise _invalid(f"{field}.pieces must be {needed} digests whose own digest is the tensor's", field)
+    return TensorEntry(raw["name"], raw["dtype"], tuple(shape), raw["size"], raw["digest"], tuple(pieces))
 
 
 def _file(raw: Any, field: str) -> FileEntry:

@@ -4,6 +4,7 @@
     projects/{project}/runs/{run}
     projects/{project}/evaluations/{evaluation}
     projects/{project}/uploads/{upload}
+    projects/{project}/checkpoints/{hex digest of the manifest}
     projects/{project}/datasets/{dataset}[/versions/{hex digest}]
     projects/{project}/suites/{suite}[/versions/{hex digest}]
 
@@ -21,7 +22,7 @@ ID_RULE = "1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _VERSION = re.compile(r"[0-9a-f]{64}\Z")
 
-_COLLECTIONS = ("runs", "evaluations", "uploads", "datasets", "suites")
+_COLLECTIONS = ("runs", "evaluations", "uploads", "checkpoints", "datasets", "suites")
 _VERSIONED = ("datasets", "suites")
 
 
@@ -31,7 +32,7 @@ class ResourceName:
 
     Attributes:
         project: Id of the project.
-        collection: "runs", "evaluations", "uploads", "datasets" or "suites".
+        collection: "runs", "evaluations", "uploads", "checkpoints", "datasets" or "suites".
         id: Id within the collection.
         version: 64 hexadecimal digits, or "" for the newest (datasets and suites only).
     """
@@ -92,6 +93,10 @@ def parse(name: str, collection: str, field: str) -> ResourceName:
         version = parts[5]
         if parts[4] != "versions" or not _VERSION.match(version):
             raise _malformed(name, field, form + "/versions/{64 hexadecimal digits}")
+    if collection == "checkpoints":
+        if not _VERSION.match(parts[3]):
+            raise _malformed(name, field, "projects/{project}/checkpoints/{64 hexadecimal digits}")
+        return ResourceName(check_id(parts[1], field), collection, parts[3])
     return ResourceName(check_id(parts[1], field), collection, check_id(parts[3], field), version)
 
 

@@ -92,6 +92,28 @@ class CommitUploadResponse(_message.Message):
     upload: Upload
     def __init__(self, upload: _Optional[_Union[Upload, _Mapping]] = ...) -> None: ...
 
+class SmallBlob(_message.Message):
+    __slots__ = ("digest", "data")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    data: bytes
+    def __init__(self, digest: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class WriteSmallBlobsRequest(_message.Message):
+    __slots__ = ("parent", "blobs")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    parent: str
+    blobs: _containers.RepeatedCompositeFieldContainer[SmallBlob]
+    def __init__(self, parent: _Optional[str] = ..., blobs: _Optional[_Iterable[_Union[SmallBlob, _Mapping]]] = ...) -> None: ...
+
+class WriteSmallBlobsResponse(_message.Message):
+    __slots__ = ("stored_count",)
+    STORED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    stored_count: int
+    def __init__(self, stored_count: _Optional[int] = ...) -> None: ...
+
 class ReadBlobRequest(_message.Message):
     __slots__ = ("parent", "digest", "offset", "limit_bytes")
     PARENT_FIELD_NUMBER: _ClassVar[int]

@@ -41,6 +41,11 @@ class BlobServiceStub(object):
                 request_serializer=mindeval_dot_v1_dot_blob__pb2.CommitUploadRequest.SerializeToString,
                 response_deserializer=mindeval_dot_v1_dot_blob__pb2.CommitUploadResponse.FromString,
                 )
+        self.WriteSmallBlobs = channel.stream_unary(
+                '/mindeval.v1.BlobService/WriteSmallBlobs',
+                request_serializer=mindeval_dot_v1_dot_blob__pb2.WriteSmallBlobsRequest.SerializeToString,
+                response_deserializer=mindeval_dot_v1_dot_blob__pb2.WriteSmallBlobsResponse.FromString,
+                )
         self.ReadBlob = channel.unary_stream(
                 '/mindeval.v1.BlobService/ReadBlob',
                 request_serializer=mindeval_dot_v1_dot_blob__pb2.ReadBlobRequest.SerializeToString,
@@ -88,6 +93,15 @@ class BlobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WriteSmallBlobs(self, request_iterator, context):
+        """Stores many small blobs in one stream; all of them are durable and visible when it returns. Blobs that are there
+        already are skipped. Each is checked by itself: one whose digest is wrong ends the stream with DIGEST_MISMATCH, and
+        those before it stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadBlob(self, request, context):
         """Streams a blob.
         """
@@ -122,6 +136,11 @@ def add_BlobServiceServicer_to_server(servicer, server):
                     servicer.CommitUpload,
                     request_deserializer=mindeval_dot_v1_dot_blob__pb2.CommitUploadRequest.FromString,
                     response_serializer=mindeval_dot_v1_dot_blob__pb2.CommitUploadResponse.SerializeToString,
+            ),
+            'WriteSmallBlobs': grpc.stream_unary_rpc_method_handler(
+                    servicer.WriteSmallBlobs,
+                    request_deserializer=mindeval_dot_v1_dot_blob__pb2.WriteSmallBlobsRequest.FromString,
+                    response_serializer=mindeval_dot_v1_dot_blob__pb2.WriteSmallBlobsResponse.SerializeToString,
             ),
             'ReadBlob': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadBlob,
@@ -222,6 +241,23 @@ class BlobService(object):
         return grpc.experimental.unary_unary(request, target, '/mindeval.v1.BlobService/CommitUpload',
             mindeval_dot_v1_dot_blob__pb2.CommitUploadRequest.SerializeToString,
             mindeval_dot_v1_dot_blob__pb2.CommitUploadResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def WriteSmallBlobs(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(request_iterator, target, '/mindeval.v1.BlobService/WriteSmallBlobs',
+            mindeval_dot_v1_dot_blob__pb2.WriteSmallBlobsRequest.SerializeToString,
+            mindeval_dot_v1_dot_blob__pb2.WriteSmallBlobsResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -65,10 +65,12 @@ class EvaluationSpec(_message.Message):
     def __init__(self, suite: _Optional[str] = ..., checkpoint: _Optional[_Union[CheckpointSource, _Mapping]] = ..., run: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[float] = ..., timeout: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., parameters: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class CheckpointSource(_message.Message):
-    __slots__ = ("manifest",)
+    __slots__ = ("manifest", "uri")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    URI_FIELD_NUMBER: _ClassVar[int]
     manifest: str
-    def __init__(self, manifest: _Optional[str] = ...) -> None: ...
+    uri: str
+    def __init__(self, manifest: _Optional[str] = ..., uri: _Optional[str] = ...) -> None: ...
 
 class ResolvedSpec(_message.Message):
     __slots__ = ("suite_version", "dataset_versions", "checkpoint", "evaluator_build")

@@ -8,7 +8,7 @@ and then hashed is exactly what was verified, whatever happens to the file.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,27 @@ from mindeval.formats.digest import digest_bytes
 from mindeval.service.runtime.errors import RunnerError
 
 _READ_BYTES = 64 << 20
+
+
+def read_pieces(pieces: Sequence[tuple[str, str, int]], what: Mapping[str, str]) -> npt.NDArray[np.uint8]:
+    """Reads consecutive blobs of one tensor into one buffer, each verified.
+
+    Args:
+        pieces: (file, digest, size in bytes) of each, in order.
+        what: As for `read_verified`, which says what is raised.
+
+    Returns:
+        uint8 [sum of sizes], owned by the caller.
+    """
+    if len(pieces) == 1:
+        return read_verified(*pieces[0], what)
+    data = np.empty(sum(size for _, _, size in pieces), dtype=np.uint8)
+    begin = 0
+    for path, digest, size in pieces:
+        # One piece more than the tensor is in memory, never a second copy of the whole.
+        data[begin : begin + size] = read_verified(path, digest, size, what)
+        begin += size
+    return data
 
 
 def read_verified(path: str, digest: str, size_bytes: int | None, what: Mapping[str, str]) -> npt.NDArray[np.uint8]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from mindeval.formats.manifest import Manifest, TensorEntry
-from mindeval.service.runtime.checkpoints.blobs import read_verified
+from mindeval.service.runtime.checkpoints.blobs import read_pieces, read_verified
 from mindeval.service.runtime.checkpoints.tensors import decode
 from mindeval.service.runtime.errors import RunnerError
 
@@ -74,10 +73,8 @@ class Checkpoint:
         """
         entry = self.tensors[name]
         what = {"tensor": name}
-        data: npt.NDArray[np.uint8] = read_verified(
-            self._location(entry.digest, what), entry.digest, entry.size_bytes, what
-        )
-        return decode(entry, data)
+        pieces = [(self._location(digest, what), digest, size) for digest, size in entry.blobs()]
+        return decode(entry, read_pieces(pieces, what))
 
     def _location(self, digest: str, what: Mapping[str, str]) -> str:
         location = self._blobs.get(digest)
