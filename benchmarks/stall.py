@@ -3,10 +3,10 @@
     python benchmarks/stall.py [--megabytes 50] [--rounds 15]
 
 One training job in one process, against a service that really evaluates. At every step each way is measured once, in
-a shuffled order, only when nothing that another way left running is still at work, and with the parameters just touched,
-as an optimizer leaves them. The values are medians over the rounds, so slow and fast moments of the machine meet all
-ways alike. The first round, which compiles graphs and touches memory for the first time, is not counted. The last line
-is a JSON object.
+a shuffled order, only when nothing that another way left running is still at work, and with the parameters just
+touched, as an optimizer leaves them. The values are medians over the rounds, so slow and fast moments of the machine
+meet all ways alike. The first round, which compiles graphs and touches memory for the first time, is not counted. The
+last line is a JSON object.
 
 Ways:
     service             the whole of RemoteEvaluation at a step: snapshot, message, log lines, taking results

@@ -296,12 +296,14 @@ def main() -> int:
     # The same data through the same network, in this process: what the service said must come out again.
     restored_loss, in_loop_ms = time_of(InLoopEvaluation(network, valid_texts, batch=32))
     stall_ms = statistics.median(summary.stalls_ms)
+    best = "no best step" if summary.best_value is None else f"best step {summary.best_step}, {summary.best_value:.4f}"
     print(
-        f"\ntrained {seconds:.0f} s; best step {summary.best_step} with loss {summary.best_value:.4f}; the restored "
-        f"weights give {restored_loss:.4f} in this process\n"
-        f"one evaluation stops training for {stall_ms:.2f} ms with the service (median of {len(summary.stalls_ms)}: "
-        f"the snapshot, the\nmessage, and taking results) and for {in_loop_ms:.0f} ms inside the loop (median of 3 runs "
-        "over the same validation set\nafter training, graph already compiled, machine otherwise idle)"
+        f"\ntrained for {seconds:.0f} s; {best}; the network's weights now give {restored_loss:.4f} in this process\n"
+        f"one evaluation stops training for\n"
+        f"  {stall_ms:9.2f} ms with the service: the snapshot, the message, taking results; median of "
+        f"{len(summary.stalls_ms)}, while the service was at work\n"
+        f"  {in_loop_ms:9.2f} ms inside the loop: the same validation set, graph already compiled; median of 3, after "
+        "training"
     )
     failures = problems(evaluation, restored_loss)
     for failure in failures:

@@ -30,7 +30,8 @@ def test_the_demonstration():
     assert result["evaluations"] >= 4
     assert result["stall_over_in_loop"] == pytest.approx(result["stall_ms"] / result["in_loop_ms"], rel=0.01)
     (header,) = [line for line in lines if line.split()[:1] == ["step"]]
-    assert "train loss" in header and "val loss" in header and "perplexity" in header and "reason" in header
+    for column in ("train loss", "val loss", "perplexity", "decision", "reason"):
+        assert column in header
     rows = [line.split() for line in lines if len(line.split()) > 4 and line.split()[0].isdigit()]
     assert len(rows) == result["evaluations"]
     assert [row[4] for row in rows].count("stop") == 1

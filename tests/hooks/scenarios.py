@@ -3,7 +3,7 @@
 A process of its own, because MindSpore and the gRPC of other tests must not meet; a single one, because starting
 MindSpore takes seconds.
 
-    python scenarios.py FOLDER
+    python scenarios.py FOLDER [SCENARIO ...]
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ RULE = StoppingRule("val/loss", mode="min", patience=2)
 class Network(nn.Cell):
     """Embedding, dense; `outputs` chooses what construct returns.
 
-    Dropout is kept at 0 in training: MindSpore's CPU kernel draws by thread and chooses the number of threads by timing,
-    so that no two runs with dropout are equal, whatever the seed.
+    Dropout is kept at 0 in training: MindSpore's CPU kernel draws by thread and chooses the number of threads by
+    timing, so that no two runs with dropout are equal, whatever the seed.
     """
 
     def __init__(self, outputs: str = "logits", dropout: float = 0.0) -> None:
@@ -395,7 +395,10 @@ def main() -> None:
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("mindeval").addHandler(handler)
     results = {}
+    chosen = set(sys.argv[2:])
     for scenario in SCENARIOS:
+        if chosen and scenario.__name__ not in chosen:
+            continue
         records.clear()
         folder = root / scenario.__name__
         folder.mkdir()

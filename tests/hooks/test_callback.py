@@ -207,6 +207,24 @@ def test_the_series_of_the_run_is_sent(outcomes):
     assert messages[-1]["type"] == "stop"
 
 
+@pytest.mark.slow
+def test_the_compile_cache_of_the_job_is_left_alone(tmp_path, monkeypatch):
+    """MindSpore's cache counts compilations: one more would get the training step's graph, and the other way round."""
+    monkeypatch.setenv("MS_COMPILER_CACHE_ENABLE", "1")
+    monkeypatch.setenv("MS_COMPILER_CACHE_PATH", str(tmp_path / "cache"))
+    hits, results = [], []
+    for scenario in ("plain", "watched", "watched", "plain"):
+        folder = tmp_path / f"{scenario}-{len(hits)}"
+        folder.mkdir()
+        command = [sys.executable, str(SCRIPT), str(folder), scenario]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        hits.append((done.stdout + done.stderr).count("Use the compilation cache and execute"))
+        results.append(json.loads((folder / "results.json").read_text())[scenario])
+    assert hits == [0, 1, 1, 1]
+    assert len({result["weights"] for result in results}) == 1
+    assert [len(result.get("pushed_equal", ())) for result in results] == [0, 10, 10, 0]
+
+
 class TestArguments:
     """Without MindSpore: what is checked is checked before training."""
 
@@ -215,11 +233,24 @@ class TestArguments:
         from mindeval.hooks.settings import HookSettings, choose_agent, choose_endpoint, choose_token
 
         fields = {
-            "suite": "s", "run": "r", "project": "p", "endpoint": choose_endpoint(None), "token": choose_token(None), "tls": None,
-            "every_n_steps": 1, "every_n_epochs": None, "blocking": False, "log_dir": None, "staging_dir": None, "on_error": "continue",
-            "agent_command": choose_agent(None, None), "final_wait_s": 1.0, "samples_per_step": None, "tokens_per_step": None,
+            "suite": "s",
+            "run": "r",
+            "project": "p",
+            "endpoint": choose_endpoint(None),
+            "token": choose_token(None),
+            "tls": None,
+            "every_n_steps": 1,
+            "every_n_epochs": None,
+            "blocking": False,
+            "log_dir": None,
+            "staging_dir": None,
+            "on_error": "continue",
+            "agent_command": choose_agent(None, None),
+            "final_wait_s": 1.0,
+            "samples_per_step": None,
+            "tokens_per_step": None,
             "report_every_n_steps": 10,
-        }  # fmt: skip
+        }
         return HookSettings(**{**fields, **changes})
 
     @pytest.mark.parametrize(

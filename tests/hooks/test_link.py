@@ -70,7 +70,7 @@ def test_standard_error_goes_to_the_log(link, tmp_path):
 
 
 def test_a_program_that_does_not_exist_is_an_error_at_the_start(tmp_path):
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         AgentLink([str(tmp_path / "nothing")], START, tmp_path / "agent.log").start()
 
 

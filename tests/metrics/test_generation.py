@@ -113,6 +113,16 @@ def test_bleu_counts_and_value_equal_sacrebleu(
     assert value(state, "bleu") == pytest.approx(expected.score, abs=1e-9)
 
 
+@pytest.mark.parametrize("tokenizer", ["13a", "zh", "intl"])
+@pytest.mark.parametrize(
+    "text", ["\n ,5.\t", " —1.5 x", ",5.", " ,", "5. ", " 5.", "3,000 ", "a.\u3000b.", "\t-5-", ""]
+)
+def test_marks_at_the_edges_of_a_text_are_tokenized_as_sacrebleu_does(tokenizer: str, text: str) -> None:
+    wanted = BLEU(tokenize=tokenizer).tokenizer(text.rstrip()).split()
+    # Codes are numbered as tokens are first met, so equal lines of two new coders are equal tokens.
+    assert bleu_coder(tokenizer).line(text) == bleu_coder("none").line(" ".join(wanted))
+
+
 @pytest.mark.parametrize("tokenizer", ["zh", "13a", "char", "intl"])
 def test_every_character_is_tokenized_as_sacrebleu_does(tokenizer: str) -> None:
     reference = BLEU(tokenize=tokenizer).tokenizer

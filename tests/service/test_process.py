@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -87,8 +88,6 @@ def test_settings_faults_are_one_line_each(tmp_path: Path) -> None:
 def test_a_database_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     with ServiceProcess(data_dir=tmp_path, runner_command=FAULTY_RUNNER):
         pass
-    import sqlite3
-
     with sqlite3.connect(tmp_path / "mindeval.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = '9999'")
     connection.close()

@@ -66,7 +66,7 @@ class BlobServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CreateUpload(self, request, context):
-        """Opens an upload, or returns the open upload of the same digest, or says that the blob is there already.
+        """Opens an upload, or returns the open upload of the same digest and size, or says that the blob is there already.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from mindspore import Tensor, nn
 
 from mindeval.formats.errors import MindEvalError
 
+_CACHE_VARIABLE = "MS_COMPILER_CACHE_ENABLE"
 _ADVICE = (
     "The network must take int32 token ids [batch, length] and return logits [batch, length, vocab_size], for any "
     "batch and length. If it computes its own loss, give the part that returns logits: ExportGraph(network=...). If it "
@@ -59,7 +61,7 @@ def export_graph(network: nn.Cell, inputs: tuple[Any, ...] | None) -> bytes:
         raise _Captured
 
     examples = (Tensor(shape=[None, None], dtype=mindspore.int32),) if inputs is None else inputs
-    with _as_found(network), _syntax_level_kept(), _random_state_kept():
+    with _as_found(network), _syntax_level_kept(), _random_state_kept(), _compile_cache_off():
         network.set_train(False)
         try:
             # `custom_func` is called before any weight is written: nothing of the size of the model touches the disk.
@@ -117,3 +119,25 @@ def _random_state_kept() -> Iterator[None]:
         yield
     finally:
         mindspore.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def _compile_cache_off() -> Iterator[None]:
+    """Keeps the export out of MindSpore's compile cache.
+
+    The cache counts compilations and does not look at the network: an additional one would be given the graph of the
+    training step, and the training step that of whatever came after it in the run before.
+    """
+    variable = os.environ.get(_CACHE_VARIABLE)
+    switched_on = bool(mindspore.get_context("enable_compile_cache"))
+    if variable is not None:
+        os.environ[_CACHE_VARIABLE] = "0"
+    if switched_on:
+        mindspore.set_context(enable_compile_cache=False)
+    try:
+        yield
+    finally:
+        if variable is not None:
+            os.environ[_CACHE_VARIABLE] = variable
+        if switched_on:
+            mindspore.set_context(enable_compile_cache=True)

@@ -53,10 +53,14 @@ class Coder:
         tokens: The tokens of a word; None when each word is a token.
         edges: Whether a text's first and last words have no white space on their outer side. Otherwise every word
             is tokenized as if it had.
+        stripped: Whether white space at the start of a text is dropped before the rules see it.
     """
 
-    def __init__(self, split: Tokenize, tokens: Tokenize | None = None, *, edges: bool = False) -> None:
+    def __init__(
+        self, split: Tokenize, tokens: Tokenize | None = None, *, edges: bool = False, stripped: bool = True
+    ) -> None:
         self._split = split
+        self._stripped = stripped
         self._vocabulary: dict[str, str] = {}
         whole = tokens or _itself
         self._middle = _Codes(whole if tokens is None else lambda word: whole(f" {word} "), self._vocabulary)
@@ -69,9 +73,11 @@ class Coder:
         words = self._split(text)
         if self._first is self._middle:
             return " ".join(map(self._middle.__getitem__, words))
+        inside = not self._stripped and text[:1].isspace()
         if len(words) < 2:
-            return self._alone[words[0]] if words else ""
-        return " ".join((self._first[words[0]], *map(self._middle.__getitem__, words[1:-1]), self._last[words[-1]]))
+            return (self._last if inside else self._alone)[words[0]] if words else ""
+        first = self._middle if inside else self._first
+        return " ".join((first[words[0]], *map(self._middle.__getitem__, words[1:-1]), self._last[words[-1]]))
 
     def trim(self) -> None:
         """Forget all codes when there are too many. Only between batches: codes of both sides must agree."""
@@ -94,7 +100,10 @@ def bleu_coder(name: str, *, lowercase: bool = False) -> Coder:
         return Coder(_lowered(lambda text: list("".join(text.split())), lowercase))
     if name == "intl":
         return Coder(
-            _lowered(str.split, lowercase), _sacrebleu("tokenizer_intl", "TokenizerV14International"), edges=True
+            _lowered(str.split, lowercase),
+            _sacrebleu("tokenizer_intl", "TokenizerV14International"),
+            edges=True,
+            stripped=False,
         )
     western = _sacrebleu("tokenizer_re", "TokenizerRegexp")
     if name == "13a":
