@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindeval.client.readers import iter_record_bytes, open_tensors
+from mindeval.formats.readers import iter_record_bytes, open_tensors
 
 Raw = dict[str, tuple[str, tuple[int, ...], bytes]]
 

@@ -11,7 +11,8 @@ from itertools import islice
 
 import pytest
 
-from mindeval.client.readers import (
+from mindeval.formats.errors import FormatError
+from mindeval.formats.readers import (
     iter_record_bytes,
     open_tensors,
     read_mindspore_ckpt,
@@ -19,7 +20,6 @@ from mindeval.client.readers import (
     read_strategy,
     verify_crc,
 )
-from mindeval.formats.errors import FormatError
 from mindeval.formats.safetensors import encode_header
 
 UNREADABLE, TRUNCATED, CORRUPT = "CHECKPOINT_UNREADABLE", "CHECKPOINT_TRUNCATED", "CHECKPOINT_CORRUPT"
@@ -242,7 +242,7 @@ def test_100_000_tensors(tmp_path, encode):
 
 
 def test_too_many_tensors(tmp_path, encode, monkeypatch):
-    monkeypatch.setattr("mindeval.client.readers.mindspore_ckpt.MAX_TENSORS", 10)
+    monkeypatch.setattr("mindeval.formats.readers.mindspore_ckpt.MAX_TENSORS", 10)
     path = _write(tmp_path / "many.ckpt", b"".join(encode(f"w{index}") for index in range(11)))
     with pytest.raises(FormatError, match="more than 10 tensors"):
         read_mindspore_ckpt(path)

@@ -9,7 +9,8 @@ import tracemalloc
 
 import pytest
 
-from mindeval.client.readers import (
+from mindeval.formats.errors import FormatError
+from mindeval.formats.readers import (
     assemble,
     iter_bytes,
     iter_record_bytes,
@@ -17,7 +18,6 @@ from mindeval.client.readers import (
     read_strategy,
     verify_crc,
 )
-from mindeval.formats.errors import FormatError
 
 SECONDS = float(os.environ.get("MINDEVAL_FUZZ_S", "5"))
 MAX_MEMORY_BYTES = 16 << 20

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from mindeval.client.readers import complete_candidates, look, open_tensors, preferred_candidates, read_strategy
 from mindeval.formats.errors import FormatError
+from mindeval.formats.readers import complete_candidates, look, open_tensors, preferred_candidates, read_strategy
 
 
 def put(path, data=b"x"):
@@ -213,7 +213,7 @@ def test_permission_denied(tmp_path):
 
 
 def test_too_many_entries(tmp_path, monkeypatch):
-    monkeypatch.setattr("mindeval.client.readers.layouts.MAX_ENTRIES", 5)
+    monkeypatch.setattr("mindeval.formats.readers.layouts.MAX_ENTRIES", 5)
     for index in range(6):
         put(tmp_path / f"net-1_{index}.ckpt")
     with pytest.raises(FormatError, match="more than 5 files"):

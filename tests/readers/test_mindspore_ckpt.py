@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from mindeval.client.readers import (
+from mindeval.formats.errors import FormatError
+from mindeval.formats.readers import (
     is_training_state,
     iter_record_bytes,
     open_tensors,
@@ -16,7 +17,6 @@ from mindeval.client.readers import (
     select_weights,
     verify_crc,
 )
-from mindeval.formats.errors import FormatError
 
 
 def digests(file):

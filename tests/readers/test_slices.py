@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindeval.client.readers import (
+from mindeval.formats.errors import FormatError
+from mindeval.formats.readers import (
     AssembledTensor,
     ByteSpan,
     SlicePart,
@@ -23,7 +24,6 @@ from mindeval.client.readers import (
     read_strategy,
     verify_replicas,
 )
-from mindeval.formats.errors import FormatError
 
 RANKS = range(8)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mindeval.client.readers import ParameterLayout, assemble, read_strategy
-from mindeval.client.readers.grid import SliceGrid
 from mindeval.formats.errors import FormatError
+from mindeval.formats.readers import ParameterLayout, assemble, read_strategy
+from mindeval.formats.readers.grid import SliceGrid
 
 
 def varint(value):
@@ -112,7 +112,7 @@ def test_cut_files_are_truncated(made, tmp_path):
 
 
 def test_too_many_parts(strategy, monkeypatch):
-    monkeypatch.setattr("mindeval.client.readers.strategy._MAX_MESSAGES", 100)
+    monkeypatch.setattr("mindeval.formats.readers.strategy._MAX_MESSAGES", 100)
     with pytest.raises(FormatError, match="more than 100 parts"):
         strategy(*[operator()] * 60, parameter("w"))
 

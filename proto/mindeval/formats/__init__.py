@@ -1,6 +1,7 @@
-"""Formats that cross a process boundary and are not protobuf (docs/formats.md).
+"""Formats that are not protobuf and that more than one package reads or writes (docs/formats.md).
 
-Digests, checkpoint manifests, safetensors headers, model descriptions, resource names and the frames between the
-service and its runners. Every package may import these modules; they need only the standard library and, for digests,
-blake3. Nothing is imported here: take the module you need.
+Digests, checkpoint manifests, safetensors headers, model descriptions, resource names, the frames between the service
+and its runners, and `readers`: checkpoints on disk, in every container that a training job writes. Every package may
+import these modules; they need only the standard library, numpy (readers) and blake3 (digests). Nothing is imported
+here: take the module you need.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
-from mindeval.client.readers.strategy import ParameterLayout
+from mindeval.formats.readers.strategy import ParameterLayout
 
 
 class SliceGrid:

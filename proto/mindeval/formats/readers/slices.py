@@ -16,16 +16,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from mindeval.client.readers.assembly import iter_record_bytes
-from mindeval.client.readers.files import FilePool, PathLike, unreadable
-from mindeval.client.readers.grid import SliceGrid
-from mindeval.client.readers.opening import open_tensors
-from mindeval.client.readers.parts import AssembledTensor, SlicePart
-from mindeval.client.readers.records import CheckpointFile, TensorRecord
-from mindeval.client.readers.strategy import ParameterLayout, Strategy
-from mindeval.client.readers.training_state import is_training_state
 from mindeval.formats.digest import Hasher
 from mindeval.formats.errors import FormatError
+from mindeval.formats.readers.assembly import iter_record_bytes
+from mindeval.formats.readers.files import FilePool, PathLike, unreadable
+from mindeval.formats.readers.grid import SliceGrid
+from mindeval.formats.readers.opening import open_tensors
+from mindeval.formats.readers.parts import AssembledTensor, SlicePart
+from mindeval.formats.readers.records import CheckpointFile, TensorRecord
+from mindeval.formats.readers.strategy import ParameterLayout, Strategy
+from mindeval.formats.readers.training_state import is_training_state
 
 __all__ = ["AssembledTensor", "SlicePart", "assemble", "assemble_replicated", "verify_replicas"]
 

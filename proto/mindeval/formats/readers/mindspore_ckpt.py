@@ -26,12 +26,12 @@ import zlib
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from mindeval.client.readers import wire
-from mindeval.client.readers.files import PathLike, corrupt, open_regular, read_at, stamp_of, truncated, unreadable
-from mindeval.client.readers.records import ByteSpan, CheckpointFile, TensorRecord
-from mindeval.client.readers.training_state import read_appended
 from mindeval.formats.errors import FormatError
 from mindeval.formats.manifest import MAX_NAME_LENGTH
+from mindeval.formats.readers import wire
+from mindeval.formats.readers.files import PathLike, corrupt, open_regular, read_at, stamp_of, truncated, unreadable
+from mindeval.formats.readers.records import ByteSpan, CheckpointFile, TensorRecord
+from mindeval.formats.readers.training_state import read_appended
 from mindeval.formats.safetensors import ITEM_SIZE, MAX_DIMENSIONS, MAX_TENSORS, tensor_size_bytes
 
 DTYPES = {

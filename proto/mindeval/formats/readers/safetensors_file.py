@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from mindeval.client.readers.files import PathLike, open_regular, read_at, stamp_of, unreadable
-from mindeval.client.readers.records import ByteSpan, CheckpointFile, TensorRecord
-from mindeval.client.readers.training_state import read_appended
 from mindeval.formats import safetensors
+from mindeval.formats.readers.files import PathLike, open_regular, read_at, stamp_of, unreadable
+from mindeval.formats.readers.records import ByteSpan, CheckpointFile, TensorRecord
+from mindeval.formats.readers.training_state import read_appended
 
 # MindSpore stores two 4-bit integers in a byte and says so in the metadata, under the tensor's name.
 _PACKED_TYPE = "Int4"

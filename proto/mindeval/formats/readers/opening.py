@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from mindeval.client.readers.files import PathLike, unreadable
-from mindeval.client.readers.mindspore_ckpt import read_mindspore_ckpt
-from mindeval.client.readers.records import CheckpointFile
-from mindeval.client.readers.safetensors_file import read_safetensors
+from mindeval.formats.readers.files import PathLike, unreadable
+from mindeval.formats.readers.mindspore_ckpt import read_mindspore_ckpt
+from mindeval.formats.readers.records import CheckpointFile
+from mindeval.formats.readers.safetensors_file import read_safetensors
 
 
 def open_tensors(path: PathLike) -> CheckpointFile:

@@ -32,9 +32,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Union
 
-from mindeval.client.readers import wire
-from mindeval.client.readers.files import PathLike, read_small_file, truncated, unreadable
 from mindeval.formats.manifest import MAX_NAME_LENGTH
+from mindeval.formats.readers import wire
+from mindeval.formats.readers.files import PathLike, read_small_file, truncated, unreadable
 from mindeval.formats.safetensors import MAX_DIMENSIONS, MAX_TENSORS
 
 MAX_STRATEGY_BYTES = 64 << 20

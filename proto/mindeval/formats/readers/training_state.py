@@ -20,8 +20,8 @@ import struct
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from mindeval.client.readers.files import read_at, truncated
-from mindeval.client.readers.records import Appended, TensorRecord
+from mindeval.formats.readers.files import read_at, truncated
+from mindeval.formats.readers.records import Appended, TensorRecord
 
 APPENDED_NAMES = frozenset({"epoch_num", "step_num", "global_step", "loss_scale", "global_batch_size", "batch_num"})
 """Names under which ModelCheckpoint and MindFormers' CheckpointMonitor append numbers."""

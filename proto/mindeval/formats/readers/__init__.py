@@ -15,9 +15,9 @@ failure is a `FormatError` with the reason CHECKPOINT_UNREADABLE, CHECKPOINT_TRU
 metadata that name the file and the tensor.
 """
 
-from mindeval.client.readers.assembly import iter_bytes, iter_record_bytes
-from mindeval.client.readers.files import FilePool
-from mindeval.client.readers.layouts import (
+from mindeval.formats.readers.assembly import iter_bytes, iter_record_bytes
+from mindeval.formats.readers.files import FilePool
+from mindeval.formats.readers.layouts import (
     Candidate,
     CandidateFile,
     FolderLook,
@@ -25,13 +25,13 @@ from mindeval.client.readers.layouts import (
     look,
     preferred_candidates,
 )
-from mindeval.client.readers.mindspore_ckpt import read_mindspore_ckpt, verify_crc
-from mindeval.client.readers.opening import open_tensors
-from mindeval.client.readers.records import ByteSpan, CheckpointFile, TensorRecord
-from mindeval.client.readers.safetensors_file import read_safetensors
-from mindeval.client.readers.slices import AssembledTensor, SlicePart, assemble, assemble_replicated, verify_replicas
-from mindeval.client.readers.strategy import ParameterLayout, Strategy, read_strategy
-from mindeval.client.readers.training_state import Progress, is_training_state, read_progress, select_weights
+from mindeval.formats.readers.mindspore_ckpt import read_mindspore_ckpt, verify_crc
+from mindeval.formats.readers.opening import open_tensors
+from mindeval.formats.readers.records import ByteSpan, CheckpointFile, TensorRecord
+from mindeval.formats.readers.safetensors_file import read_safetensors
+from mindeval.formats.readers.slices import AssembledTensor, SlicePart, assemble, assemble_replicated, verify_replicas
+from mindeval.formats.readers.strategy import ParameterLayout, Strategy, read_strategy
+from mindeval.formats.readers.training_state import Progress, is_training_state, read_progress, select_weights
 
 __all__ = [
     "AssembledTensor",

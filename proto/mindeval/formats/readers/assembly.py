@@ -15,9 +15,9 @@ from math import prod
 
 import numpy as np
 
-from mindeval.client.readers.files import FilePool
-from mindeval.client.readers.parts import AssembledTensor
-from mindeval.client.readers.records import TensorRecord
+from mindeval.formats.readers.files import FilePool
+from mindeval.formats.readers.parts import AssembledTensor
+from mindeval.formats.readers.records import TensorRecord
 from mindeval.formats.safetensors import ITEM_SIZE
 
 CHUNK_BYTES = 1 << 20

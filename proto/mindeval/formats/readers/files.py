@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Union
 
-from mindeval.client.readers.records import Stamp
 from mindeval.formats.errors import FormatError
+from mindeval.formats.readers.records import Stamp
 
 PathLike = Union[str, "os.PathLike[str]"]
 # Linux moves at most 0x7ffff000 bytes in one call.

@@ -24,9 +24,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from mindeval.client.readers.files import PathLike, check_contained, os_error, read_small_file, stamp_of, unreadable
-from mindeval.client.readers.records import Stamp
 from mindeval.formats.errors import FormatError
+from mindeval.formats.readers.files import PathLike, check_contained, os_error, read_small_file, stamp_of, unreadable
+from mindeval.formats.readers.records import Stamp
 
 KINDS = ("hugging_face", "network", "full", "trainable", "file")
 """What a candidate holds, best for an evaluation first: weights as Hugging Face saves them; weights of MindFormers'

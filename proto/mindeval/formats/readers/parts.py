@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindeval.client.readers.records import TensorRecord
+from mindeval.formats.readers.records import TensorRecord
 from mindeval.formats.safetensors import tensor_size_bytes
 
 
