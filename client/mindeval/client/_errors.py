@@ -23,7 +23,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from google.rpc import error_details_pb2, status_pb2
 
 from mindeval.formats.errors import FormatError, MindEvalError
 

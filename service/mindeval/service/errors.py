@@ -16,7 +16,7 @@ from types import MappingProxyType
 import grpc
 from google.protobuf import any_pb2, message
 from google.protobuf.duration_pb2 import Duration
-from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped,unused-ignore]
+from google.rpc import error_details_pb2, status_pb2
 
 from mindeval.formats.errors import MindEvalError
 from mindeval.v1 import errors_pb2

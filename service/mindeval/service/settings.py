@@ -19,7 +19,7 @@ from typing import Any
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+    import tomli as tomllib
 
 ENVIRONMENT_PREFIX = "MINDEVAL_"
 DEVICE_KINDS = ("cpu", "ascend")

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from google.rpc import status_pb2  # type: ignore[import-untyped,unused-ignore]
+from google.rpc import status_pb2
 
 from mindeval.formats.errors import MindEvalError
 from mindeval.service import drain as draining

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from google.rpc import status_pb2  # type: ignore[import-untyped,unused-ignore]
+from google.rpc import status_pb2
 
 from mindeval.service.errors import status_of
 from mindeval.service.storage.records import (
