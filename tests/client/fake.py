@@ -59,6 +59,10 @@ class FakeService:
         self.evaluations: list[evaluation_pb2.Evaluation] = []
         self.points: list[run_pb2.TrainingMetrics] = []
         self.flips_bits_in: set[str] = set()
+        self.knows_small_blobs = True
+        self.busy: dict[str, int] = {}
+        self.finished: list[str] = []
+        self.cut_small_blobs_after: deque[int] = deque()
         self.endpoint = ""
         self.metadata: dict[str, Any] = {}
         self._server: grpc.aio.Server | None = None
@@ -166,7 +170,10 @@ class _Blobs(blob_pb2_grpc.BlobServiceServicer):
                 await self.fake.enter("WriteUpload", request, context)
             if name not in self.fake.uploads:
                 await abort(context, Fault(grpc.StatusCode.NOT_FOUND, "UPLOAD_NOT_FOUND"))
-            data = self.fake.uploads[name][2]
+            digest, _, data = self.fake.uploads[name]
+            if self.fake.busy.get(digest, 0) > 0:
+                self.fake.busy[digest] -= 1
+                await abort(context, Fault(grpc.StatusCode.ABORTED, "UPLOAD_BUSY", retry_after_s=0.05))
             if request.offset != len(data):
                 metadata = {"committed_offset": str(len(data))}
                 await abort(context, Fault(grpc.StatusCode.ABORTED, "UPLOAD_OFFSET_MISMATCH", metadata))
@@ -177,6 +184,30 @@ class _Blobs(blob_pb2_grpc.BlobServiceServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
         return blob_pb2.WriteUploadResponse(committed_offset=len(self.fake.uploads[name][2]))
 
+    async def WriteSmallBlobs(self, requests, context):
+        if not self.fake.knows_small_blobs:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        stored = 0
+        first = True
+        async for request in requests:
+            assert request.ByteSize() <= (1 << 20) + (1 << 19)
+            if first:
+                assert request.parent.startswith("projects/")
+                await self.fake.enter("WriteSmallBlobs", request, context)
+                first = False
+            else:
+                self.fake.requests["WriteSmallBlobs"].append(request)
+            for blob in request.blobs:
+                assert len(blob.data) <= 256 << 10
+                if digest_bytes(blob.data) != blob.digest:
+                    await abort(context, Fault(grpc.StatusCode.DATA_LOSS, "DIGEST_MISMATCH", {"digest": blob.digest}))
+                stored += blob.digest not in self.fake.blobs
+                self.fake.blobs[blob.digest] = blob.data
+                if self.fake.cut_small_blobs_after and stored >= self.fake.cut_small_blobs_after[0]:
+                    self.fake.cut_small_blobs_after.popleft()
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+        return blob_pb2.WriteSmallBlobsResponse(stored_count=stored)
+
     async def CommitUpload(self, request, context):
         await self.fake.enter("CommitUpload", request, context)
         if request.name not in self.fake.uploads:
@@ -185,6 +216,7 @@ class _Blobs(blob_pb2_grpc.BlobServiceServicer):
         if len(data) != size or digest_bytes(data) != digest:
             await abort(context, Fault(grpc.StatusCode.DATA_LOSS, "DIGEST_MISMATCH", {"digest": digest}))
         self.fake.blobs[digest] = bytes(data)
+        self.fake.finished.append(digest)
         upload = blob_pb2.Upload(name=request.name, digest=digest, size_bytes=size, complete=True)
         return blob_pb2.CommitUploadResponse(upload=upload)
 

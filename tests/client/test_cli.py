@@ -291,7 +291,7 @@ def test_bar_on_a_terminal(ready: Command) -> None:
         os.close(leader)
     assert process.returncode == 0
     assert b"SUCCEEDED" in out
-    assert b"upload  [" in shown
+    assert b"push  [" in shown
     assert b"100%" in shown
 
 

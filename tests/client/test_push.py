@@ -20,9 +20,12 @@ from mindeval.client import (
     PushProgress,
     ServiceError,
     ServiceUnavailable,
+    _encoding,
+    _hashing,
     _sources,
-    _upload,
 )
+from mindeval.formats import checkpoints
+from mindeval.formats import manifest as manifests
 from mindeval.formats.digest import digest_bytes
 from mindeval.formats.manifest import Manifest
 from mindeval.v1 import blob_pb2
@@ -37,7 +40,8 @@ async def test_push_sends_every_blob_and_the_manifest_last(
     assert manifest.blobs().keys() <= fake.blobs.keys()
     assert [file.path for file in manifest.files] == ["config.json", "tokenizer.json"]
     assert len(manifest.tensors) == len(tensors())
-    assert fake.requests["CreateUpload"][-1].digest == pushed.digest
+    assert [blob.digest for blob in fake.requests["WriteSmallBlobs"][-1].blobs] == [pushed.digest]
+    assert not fake.calls["CreateUpload"], "everything in it is small"
     assert pushed.bytes_sent == pushed.bytes_total == sum(len(data) for data in fake.blobs.values())
     assert pushed.blobs_sent == pushed.blobs_total == len(fake.blobs)
     assert seen[-1].bytes_sent == seen[-1].bytes_to_send == pushed.bytes_total
@@ -57,6 +61,7 @@ async def test_unchanged_checkpoint_sends_nothing_and_a_changed_tensor_only_itse
 
 
 async def test_upload_resumes_where_it_was_cut(client: AsyncClient, fake: FakeService, tmp_path: Path) -> None:
+    fake.knows_small_blobs = False
     values = {"w": np.arange(1 << 18, dtype=np.float32)}
     fake.cut_uploads_after.extend([300_000, 700_000])
     pushed = await client.push_checkpoint(write_folder(tmp_path / "c", values))
@@ -83,6 +88,7 @@ async def test_upload_resumes_where_it_was_cut(client: AsyncClient, fake: FakeSe
 async def test_passing_faults_are_overcome(
     client: AsyncClient, fake: FakeService, tmp_path: Path, method: str, fault: Fault
 ) -> None:
+    fake.knows_small_blobs = False
     fake.fail_next(
         method, fault, fault if fault.reason != "UPLOAD_SIZE_MISMATCH" else Fault(grpc.StatusCode.UNAVAILABLE)
     )
@@ -90,6 +96,7 @@ async def test_passing_faults_are_overcome(
     assert Manifest.from_bytes(fake.blobs[pushed.digest]).blobs().keys() <= fake.blobs.keys()
 
 
+@pytest.mark.parametrize("method", ["CreateUpload", "WriteSmallBlobs"])
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -99,17 +106,22 @@ async def test_passing_faults_are_overcome(
     ],
 )
 async def test_refusals_end_the_push_at_once(
-    client: AsyncClient, fake: FakeService, tmp_path: Path, code: grpc.StatusCode, reason: str
+    client: AsyncClient, fake: FakeService, tmp_path: Path, code: grpc.StatusCode, reason: str, method: str
 ) -> None:
-    fake.fail_next("CreateUpload", Fault(code, reason, {"field": "x"}, retry_after_s=30.0))
+    fake.knows_small_blobs = method == "WriteSmallBlobs"
+    fake.fail_next(method, Fault(code, reason, {"field": "x"}, retry_after_s=30.0))
     with pytest.raises(ServiceError) as caught:
         await client.push_checkpoint(write_folder(tmp_path / "c"))
     assert (caught.value.reason, caught.value.code, caught.value.metadata) == (reason, code.name, {"field": "x"})
 
 
-async def test_damaged_bytes_give_one_clear_error(client: AsyncClient, fake: FakeService, tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "c")
-    fake.fail_next("CommitUpload", Fault(grpc.StatusCode.DATA_LOSS, "DIGEST_MISMATCH"))
+@pytest.mark.parametrize("method", ["CommitUpload", "WriteSmallBlobs"])
+async def test_damaged_bytes_give_one_clear_error(
+    client: AsyncClient, fake: FakeService, tmp_path: Path, method: str
+) -> None:
+    fake.knows_small_blobs = method == "WriteSmallBlobs"
+    folder = write_folder(tmp_path / "c", {"w": np.ones(100, np.float32)})
+    fake.fail_next(method, Fault(grpc.StatusCode.DATA_LOSS, "DIGEST_MISMATCH"))
     with pytest.raises(ServiceError) as caught:
         await client.push_checkpoint(folder)
     assert caught.value.reason == "DIGEST_MISMATCH"
@@ -135,7 +147,59 @@ async def test_a_file_that_is_cut_while_it_is_hashed_is_named(tmp_path: Path) ->
     source = _sources.open_checkpoint(folder)
     os.truncate(folder / "model.safetensors", 1000)
     with pytest.raises(CheckpointChanged):
-        _sources.hash_checkpoint(source)
+        await _hashing.digests_of(source.tensors)
+
+
+async def test_small_blobs_go_on_after_a_cut_with_what_is_missing(
+    client: AsyncClient, fake: FakeService, tmp_path: Path
+) -> None:
+    values = {f"w{number}": np.full(1000, number, np.float32) for number in range(100)}
+    fake.cut_small_blobs_after.extend([30, 20])
+    seen: list[PushProgress] = []
+    pushed = await client.push_checkpoint(write_folder(tmp_path / "c", values), progress=seen.append)
+    assert len(fake.blobs) == pushed.blobs_total == 100 + 3
+    assert seen[-1].bytes_sent == seen[-1].bytes_to_send == pushed.bytes_total
+    blobs = [blob.digest for request in fake.requests["WriteSmallBlobs"] for blob in request.blobs]
+    assert 103 < len(blobs) < 3 * 103
+    assert fake.calls["WriteSmallBlobs"] >= 3
+
+
+async def test_small_blobs_share_messages(client: AsyncClient, fake: FakeService, tmp_path: Path) -> None:
+    values = {f"w{number}": np.full(60_000, number, np.float32) for number in range(20)}
+    await client.push_checkpoint(write_folder(tmp_path / "c", values))
+    sizes = [sum(len(blob.data) for blob in request.blobs) for request in fake.requests["WriteSmallBlobs"]]
+    assert max(sizes) <= 1 << 20
+    assert len(sizes) < 12
+    assert not fake.calls["CreateUpload"]
+
+
+async def test_large_tensors_travel_in_pieces(
+    client: AsyncClient, fake: FakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (manifests, checkpoints):
+        monkeypatch.setattr(module, "PIECE_BYTES", 1 << 20)
+    values = {"w": np.arange((5 << 20) // 8 + 3, dtype=np.int64)}
+    pushed = await client.push_checkpoint(write_folder(tmp_path / "c", values))
+    (tensor,) = Manifest.from_bytes(fake.blobs[pushed.digest]).tensors
+    assert len(tensor.pieces) == 6
+    assert b"".join(fake.blobs[digest] for digest in tensor.pieces) == values["w"].tobytes()
+    fetched = await client.fetch_checkpoint(pushed.digest, tmp_path / "back.safetensors")
+    assert load_file(fetched.weights)["w"].tobytes() == values["w"].tobytes()
+    values["w"][(2 << 20) // 8] += 1
+    again = await client.push_checkpoint(write_folder(tmp_path / "c", values))
+    assert again.bytes_sent == (1 << 20) + len(fake.blobs[again.digest])
+
+
+async def test_a_blob_that_another_push_sends_is_left_to_it(
+    client: AsyncClient, fake: FakeService, tmp_path: Path
+) -> None:
+    """The others go first, and what the other push has finished meanwhile is not sent."""
+    values = {f"w{number}": np.full(1 << 17, number, np.float32) for number in range(6)}
+    busy = digest_bytes(values["w0"].tobytes())
+    fake.busy[busy] = 3
+    pushed = await client.push_checkpoint(write_folder(tmp_path / "c", values))
+    assert fake.finished[-1] == busy
+    assert pushed.digest in fake.blobs
 
 
 async def test_service_away_is_reported_after_the_patience(tmp_path: Path, fake: FakeService) -> None:
@@ -219,5 +283,9 @@ async def test_blob_missing_at_creation_is_pushed_again(client: AsyncClient, fak
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 1 << 20])
 def test_hand_made_chunk_is_what_protobuf_makes(size: int) -> None:
     data = b"x" * size
-    made = blob_pb2.WriteUploadRequest.FromString(_upload._encode_chunk(("projects/p/uploads/u", 5 << 40, data)))
+
+    def fill(target: memoryview) -> None:
+        target[:] = data
+
+    made = blob_pb2.WriteUploadRequest.FromString(_encoding.encode_chunk("projects/p/uploads/u", 5 << 40, size, fill))
     assert made == blob_pb2.WriteUploadRequest(name="projects/p/uploads/u", offset=5 << 40, data=data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
@@ -12,22 +13,34 @@ import pytest
 from safetensors.numpy import save_file
 from tests.client.checkpoints import tensors, write_folder, write_sharded_folder
 
-from mindeval.client import FormatError, _sources
+from mindeval.client import FormatError, _hashing, _push, _sources
 from mindeval.formats.digest import digest_bytes
+from mindeval.formats.manifest import Manifest
 from mindeval.formats.model import GraphDescription
+
+
+def manifest_of(source: _sources.PushSource, threads: int | None = None) -> Manifest:
+    hashed = _push.HashedSource(source)
+
+    async def work() -> None:
+        async for batch in _hashing.hash_contents([*source.tensors, *source.files.values()], threads):
+            hashed.add(batch)
+
+    asyncio.run(work())
+    return hashed.manifest()
 
 
 def digest_of(path: Path, **files: Path) -> str:
     source = _sources.open_checkpoint(
         path, {name.replace("_json", ".json"): file for name, file in files.items()} or None
     )
-    return _sources.hash_checkpoint(source).manifest.digest
+    return manifest_of(source).digest
 
 
 def test_digests_are_those_of_the_tensors_bytes(tmp_path: Path) -> None:
     values = tensors()
-    hashed = _sources.hash_checkpoint(_sources.open_checkpoint(write_folder(tmp_path / "c", values)))
-    assert {entry.name: entry.digest for entry in hashed.manifest.tensors} == {
+    manifest = manifest_of(_sources.open_checkpoint(write_folder(tmp_path / "c", values)))
+    assert {entry.name: entry.digest for entry in manifest.tensors} == {
         name: digest_bytes(value.tobytes()) for name, value in values.items()
     }
 
@@ -50,7 +63,7 @@ def test_packaging_does_not_change_the_identity(tmp_path: Path) -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_any_number_of_threads(tmp_path: Path, threads: int) -> None:
     source = _sources.open_checkpoint(write_folder(tmp_path / "c", {"w": np.arange(1 << 20, dtype=np.float32)}))
-    assert _sources.hash_checkpoint(source, threads).manifest.tensors[0].digest == digest_bytes(
+    assert manifest_of(source, threads).tensors[0].digest == digest_bytes(
         np.arange(1 << 20, dtype=np.float32).tobytes()
     )
 
@@ -65,7 +78,7 @@ def test_exported_graph_rides_along(tmp_path: Path) -> None:
 
 
 def test_checkpoint_without_tensors(tmp_path: Path) -> None:
-    assert _sources.hash_checkpoint(_sources.open_checkpoint(write_folder(tmp_path, {"e": np.zeros((0, 3))}))).manifest
+    assert manifest_of(_sources.open_checkpoint(write_folder(tmp_path, {"e": np.zeros((0, 3))}))).tensors
 
 
 def _cut(folder: Path) -> None:
@@ -125,15 +138,15 @@ def _folder_in_place_of_file(folder: Path) -> None:
     [
         (_cut, "CHECKPOINT_TRUNCATED", "model.safetensors", "ends at byte 3000"),
         (_cut_in_header, "CHECKPOINT_TRUNCATED", "model.safetensors", "header"),
-        (_empty, "CHECKPOINT_TRUNCATED", "model.safetensors", "0 bytes"),
+        (_empty, "CHECKPOINT_UNREADABLE", "", "model.safetensors is empty"),
         (_pickle, "CHECKPOINT_UNREADABLE", "", "pytorch_model.bin is in another format"),
-        (_two, "CHECKPOINT_UNREADABLE", "", "2 .safetensors files"),
+        (_two, "CHECKPOINT_UNREADABLE", "", "2 checkpoints"),
         (_no_config, "MODEL_UNSUPPORTED", "", "add config.json"),
         (_two_descriptions, "MODEL_INVALID", "", "keep the one"),
-        (_missing_shard, "CHECKPOINT_UNREADABLE", "gone.safetensors", "no such file"),
-        (_escaping_shard, "CHECKPOINT_UNREADABLE", "model.safetensors.index.json", "same folder"),
-        (_broken_index, "CHECKPOINT_UNREADABLE", "model.safetensors.index.json", "weight_map"),
-        (_pipe, "CHECKPOINT_UNREADABLE", "model.safetensors", "not a regular file"),
+        (_missing_shard, "CHECKPOINT_UNREADABLE", "", "gone.safetensors is missing"),
+        (_escaping_shard, "CHECKPOINT_UNREADABLE", "", "same folder"),
+        (_broken_index, "CHECKPOINT_UNREADABLE", "", "weight_map"),
+        (_pipe, "CHECKPOINT_UNREADABLE", "model.safetensors", "leads out of"),
         (_folder_in_place_of_file, "CHECKPOINT_UNREADABLE", "config.json", "not a regular file"),
     ],
 )
@@ -152,7 +165,10 @@ def test_files_that_are_not_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="no such file"):
         _sources.open_checkpoint(tmp_path / "nothing")
     (tmp_path / "net.ckpt").write_bytes(b"x")
-    with pytest.raises(FormatError, match="save_checkpoint"):
+    with pytest.raises(FormatError, match=r"MODEL_UNSUPPORTED"):
+        _sources.open_checkpoint(tmp_path / "net.ckpt")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FormatError, match=r"net\.ckpt: .*CHECKPOINT_"):
         _sources.open_checkpoint(tmp_path / "net.ckpt")
     save_file({"w": np.ones(1)}, tmp_path / "alone.safetensors")
     with pytest.raises(FormatError, match="MODEL_UNSUPPORTED"):
@@ -173,7 +189,7 @@ def test_permission_denied_by_the_system(tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(path: object, *_: object, **__: object) -> object:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("os.open", refuse)
     with pytest.raises(FormatError, match=r"model\.safetensors: permission denied \[CHECKPOINT_UNREADABLE\]"):
         _sources.open_checkpoint(folder)
 

@@ -14,11 +14,16 @@ from mindeval.service.runtime.checkpoints.checkpoint import Checkpoint
 from mindeval.service.runtime.checkpoints.matching import check_tensors, is_training_state
 from mindeval.service.runtime.checkpoints.tensors import decode
 from mindeval.service.runtime.errors import RunnerError
+from mindeval.service.runtime.messages import BlobLocation
 from mindeval.service.runtime.tokenization import encoder_for
 
 
 def entry(name: str, dtype: str, shape: tuple[int, ...]) -> TensorEntry:
     return TensorEntry(name, dtype, shape, 0, "blake3:" + "0" * 64)
+
+
+def locations(blobs: dict[str, Path]) -> dict[str, BlobLocation]:
+    return {digest: BlobLocation(str(path), 0, path.stat().st_size) for digest, path in blobs.items()}
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
@@ -56,26 +61,33 @@ def test_a_blob_is_read_only_whole_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "blob"
     path.write_bytes(b"some bytes")
     digest = digest_bytes(b"some bytes")
-    assert read_verified(str(path), digest, 10, {}).tobytes() == b"some bytes"
-    for content, reason in (
-        (b"some byte", "CHECKPOINT_TRUNCATED"),
-        (b"some bytes!", "CHECKPOINT_CORRUPT"),
-        (b"some Bytes", "CHECKPOINT_CORRUPT"),
+    for offset, content in ((0, b"some bytes"), (0, b"some bytes and a neighbour"), (7, b"before some bytes after")):
+        path.write_bytes(content)
+        location = BlobLocation(str(path), offset, 10)
+        assert read_verified(location, digest, 10, {}).tobytes() == b"some bytes"
+        assert read_verified(location, digest, None, {}).tobytes() == b"some bytes"
+    for offset, size, content, reason in (
+        (0, 10, b"some byte", "CHECKPOINT_TRUNCATED"),
+        (5, 10, b"1234", "CHECKPOINT_TRUNCATED"),
+        (5, 10, b"12345some byte", "CHECKPOINT_TRUNCATED"),
+        (0, 10, b"some Bytes", "CHECKPOINT_CORRUPT"),
+        (1, 10, b"some bytes!", "CHECKPOINT_CORRUPT"),
+        (0, 11, b"some bytes!", "CHECKPOINT_CORRUPT"),
     ):
         path.write_bytes(content)
         with pytest.raises(RunnerError) as caught:
-            read_verified(str(path), digest, 10, {"tensor": "w"})
+            read_verified(BlobLocation(str(path), offset, size), digest, 10, {"tensor": "w"})
         assert caught.value.reason == reason
         assert caught.value.metadata == {"tensor": "w", "digest": digest, "blob": "blob"}
     with pytest.raises(RunnerError, match="push it again") as caught:
-        read_verified(str(tmp_path / "absent"), digest, 10, {})
+        read_verified(BlobLocation(str(tmp_path / "absent"), 0, 10), digest, 10, {})
     assert caught.value.reason == "BLOB_MISSING"
 
 
 def test_the_memory_is_ours_and_not_the_files(tmp_path: Path) -> None:
     path = tmp_path / "blob"
     path.write_bytes(bytes(100))
-    data = read_verified(str(path), digest_bytes(bytes(100)), 100, {})
+    data = read_verified(BlobLocation(str(path), 0, 100), digest_bytes(bytes(100)), 100, {})
     path.write_bytes(b"")
     assert not data.any()
     assert data.flags.owndata
@@ -116,7 +128,7 @@ def test_tensors_must_be_just_the_models() -> None:
 
 def test_tokenizers(tmp_path: Path) -> None:
     manifest, blobs = checkpoint_manifest(write_tiny_llama(tmp_path / "model"), tmp_path / "blobs")
-    checkpoint = Checkpoint(manifest.digest, manifest, {digest: str(path) for digest, path in blobs.items()})
+    checkpoint = Checkpoint(manifest.digest, manifest, locations(blobs))
     text = "Tokens, 三 <bos>\n  é"
     encoder = encoder_for("tokenizer.json", checkpoint)
     assert encoder.encode("三").tolist() == byte_level_tokenizer().encode("三", add_special_tokens=False).ids
@@ -135,7 +147,7 @@ def test_truncation_in_a_tokenizer_file_is_ignored(tmp_path: Path) -> None:
     tokenizer.enable_padding(length=50)
     tokenizer.save(str(folder / "tokenizer.json"))
     manifest, blobs = checkpoint_manifest(folder, tmp_path / "blobs")
-    checkpoint = Checkpoint(manifest.digest, manifest, {digest: str(path) for digest, path in blobs.items()})
+    checkpoint = Checkpoint(manifest.digest, manifest, locations(blobs))
     assert encoder_for("tokenizer.json", checkpoint).encode("0123456789").size == 10
 
 
@@ -144,7 +156,7 @@ def test_an_unreadable_tokenizer_is_named(tmp_path: Path, content: bytes) -> Non
     folder = write_tiny_llama(tmp_path / "model")
     (folder / "tokenizer.json").write_bytes(content)
     manifest, blobs = checkpoint_manifest(folder, tmp_path / "blobs")
-    checkpoint = Checkpoint(manifest.digest, manifest, {digest: str(path) for digest, path in blobs.items()})
+    checkpoint = Checkpoint(manifest.digest, manifest, locations(blobs))
     with pytest.raises(RunnerError) as caught:
         encoder_for("tokenizer.json", checkpoint)
     assert (caught.value.reason, caught.value.metadata["file"]) == ("TOKENIZER_INVALID", "tokenizer.json")

@@ -10,7 +10,7 @@ import pytest
 from mindeval.formats.digest import digest_bytes
 from mindeval.service.runtime.datasets.documents import Document, read_documents
 from mindeval.service.runtime.errors import RunnerError
-from mindeval.service.runtime.messages import DatasetFile, DatasetRequest
+from mindeval.service.runtime.messages import BlobLocation, DatasetFile, DatasetRequest
 from mindeval.service.runtime.models.adapter import ModelSpec
 from mindeval.service.runtime.tasks.prepared import PreparedDatasets
 from mindeval.service.runtime.tokenization import ByteEncoder
@@ -21,7 +21,7 @@ def dataset(folder: Path, data: bytes | dict[str, bytes], kind: str, **fields: A
     files = []
     for path, content in named.items():
         (folder / path).write_bytes(content)
-        files.append(DatasetFile(path, digest_bytes(content), str(folder / path)))
+        files.append(DatasetFile(path, digest_bytes(content), BlobLocation(str(folder / path), 0, len(content))))
     values = {"version": "d", "language": "en", "text_field": "text", "padding_token": None, **fields}
     return DatasetRequest(format=kind, files=tuple(files), **values)
 

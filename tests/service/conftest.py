@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
 from tests.service.stubs import Client
+from tests.support.s3 import S3Server, s3_server
 from tests.support.service import FAULTY_RUNNER, ServiceProcess
 
 # Short enough for tests, long enough for a busy machine.
@@ -30,3 +32,24 @@ def channel(service: ServiceProcess) -> Iterator[grpc.Channel]:
 def client(channel: grpc.Channel, request: pytest.FixtureRequest) -> Client:
     project = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:60]
     return Client(channel, project.rstrip("-"))
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    with s3_server() as server:
+        server.make_bucket("models")
+        server.make_bucket("secret")
+        yield server
+
+
+@pytest.fixture
+def bucket(s3: S3Server) -> Any:
+    import s3fs
+
+    return s3fs.S3FileSystem(
+        endpoint_url=s3.endpoint_url,
+        key="testing",
+        secret="testing",
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )

@@ -19,6 +19,7 @@ from mindeval.v1 import (
     blob_pb2,
     blob_pb2_grpc,
     capability_pb2_grpc,
+    checkpoint_pb2_grpc,
     evaluation_pb2,
     evaluation_pb2_grpc,
     registry_pb2,
@@ -99,6 +100,7 @@ class Client:
         self.evaluations = evaluation_pb2_grpc.EvaluationServiceStub(channel)
         self.blobs = blob_pb2_grpc.BlobServiceStub(channel)
         self.registry = registry_pb2_grpc.RegistryServiceStub(channel)
+        self.checkpoints = checkpoint_pb2_grpc.CheckpointServiceStub(channel)
         self.runs = run_pb2_grpc.RunServiceStub(channel)
         self.capabilities = capability_pb2_grpc.CapabilityServiceStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)

@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
+import resource
 import threading
 from collections.abc import Iterator
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from tests.service.conftest import QUICK
 from tests.service.stubs import TIMEOUT_S, Client, refusal_of, refused
 from tests.support.service import FAULTY_RUNNER, ServiceProcess, wait_until
 
 from mindeval.formats.digest import digest_bytes
+from mindeval.service.api.upload_chunks import parse_upload_chunk
 from mindeval.v1 import blob_pb2
 
 DATA = os.urandom(3 * (1 << 20) + 12_345)
@@ -222,3 +226,76 @@ def written(service: ServiceProcess, name: str) -> int:
     """Bytes in the file of an upload; more than 0 only while, or after, a stream has had it."""
     file = service.data_dir / "uploads" / name.rpartition("/")[2]
     return file.stat().st_size if file.exists() else 0
+
+
+def test_a_full_disk_is_said_and_uploads_go_on_when_there_is_room() -> None:
+    """A limit on the size of files stands for the full disk: the kernel refuses the write, whoever asks."""
+    limit = 6 << 20
+    data = os.urandom(limit + (2 << 20))
+    small = [bytes([number]) * (250 << 10) for number in range(40)]
+    with ServiceProcess(runner_command=FAULTY_RUNNER, upload_sync_bytes=1 << 20, **QUICK) as service:
+        _, most = resource.prlimit(service.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (limit, most))
+        with service.channel() as channel:
+            client = Client(channel, "p")
+            upload = client.create_upload(digest_bytes(data), len(data))
+            with refused("STORAGE_FULL") as refusals:
+                client.write(upload.name, data)
+            assert refusals[0].code == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert get_upload(client, upload.name).committed_offset == limit
+            with refused("STORAGE_FULL"):
+                put_small(client, small)
+            stored = {digest_bytes(one) for one in small} - set(client.missing(*map(digest_bytes, small)))
+            for one in small:
+                if digest_bytes(one) in stored:
+                    assert client.read_blob(digest_bytes(one)) == one
+            resource.prlimit(service.pid, resource.RLIMIT_FSIZE, (most, most))
+            assert client.write(upload.name, data[limit:], limit) == len(data)
+            assert client.commit(upload.name).complete
+            assert client.read_blob(upload.digest) == data
+            assert put_small(client, small) == len(small) - len(stored)
+            assert client.missing(*map(digest_bytes, small)) == []
+
+
+def put_small(client: Client, blobs: list[bytes]) -> int:
+    requests = []
+    for begin in range(0, len(blobs), 4):
+        request = blob_pb2.WriteSmallBlobsRequest(parent=client.parent)
+        for data in blobs[begin : begin + 4]:
+            request.blobs.add(digest=digest_bytes(data), data=data)
+        requests.append(request)
+    return client.blobs.WriteSmallBlobs(iter(requests), timeout=TIMEOUT_S).stored_count
+
+
+class TestUploadChunks:
+    """The hand-made parser gives what the generated class gives."""
+
+    def check(self, data: bytes) -> None:
+        try:
+            expected = blob_pb2.WriteUploadRequest.FromString(data)
+        except DecodeError:
+            with pytest.raises(DecodeError):
+                parse_upload_chunk(data)
+            return
+        chunk = parse_upload_chunk(data)
+        assert (chunk.name, chunk.offset, bytes(chunk.data)) == (expected.name, expected.offset, expected.data)
+
+    @pytest.mark.parametrize("name", ["", "projects/p/uploads/x", "ü" * 200])
+    @pytest.mark.parametrize("offset", [0, 1, 127, 128, 2**40, 2**63 - 1, -1, -(2**63)])
+    @pytest.mark.parametrize("size", [0, 1, 127, 128, 70_000])
+    def test_messages_as_they_are_written(self, name: str, offset: int, size: int) -> None:
+        self.check(blob_pb2.WriteUploadRequest(name=name, offset=offset, data=b"x" * size).SerializeToString())
+
+    def test_anything_else(self) -> None:
+        usual = blob_pb2.WriteUploadRequest(name="n", offset=300, data=b"data").SerializeToString()
+        for end in range(len(usual)):
+            self.check(usual[:end])
+        self.check(usual + usual)
+        self.check(usual[-6:] + usual[:-6])
+        self.check(usual + b"\x20\x07")
+        rng = random.Random(5)
+        for _ in range(5_000):
+            mutated = bytearray(usual)
+            for _ in range(rng.randrange(1, 4)):
+                mutated[rng.randrange(len(mutated))] = rng.choice((0x0A, 0x10, 0x1A, 0x80, 0xFF, rng.randrange(256)))
+            self.check(bytes(mutated))

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from mindeval.service.errors import ServiceError
+from mindeval.formats.digest import digest_bytes
+from mindeval.service.errors import BlobsMissingError, ServiceError
 from mindeval.service.storage.records import (
+    CheckpointContent,
+    CheckpointQuery,
+    CheckpointRecord,
+    CheckpointStepRecord,
     Condition,
     ConflictPolicy,
     EvaluationQuery,
@@ -18,6 +23,8 @@ from mindeval.service.storage.records import (
     Failure,
     MetricRecord,
     NewEvaluation,
+    PackedBlob,
+    PackRecord,
     PointRecord,
     ProgressRecord,
     State,
@@ -269,7 +276,7 @@ def test_uploads(store: Store) -> None:
     assert index.open_bytes() == 10
     index.advance(upload.id, 0, 0)
     assert index.upload("p", upload.id).committed_offset == 10  # type: ignore[union-attr]
-    index.remove("p", DIGEST)
+    index.remove("p", [DIGEST])
     assert index.sizes("p", [DIGEST]) == {}
     index.discard(upload.id)
     with pytest.raises(ServiceError, match="UPLOAD_NOT_FOUND"):
@@ -298,6 +305,120 @@ def test_runs_and_versions(store: Store) -> None:
     assert store.registry.page("p", "suites", "s", 10) == []
 
 
+def checkpoint(store: Store, name: str, *contents: str, hold: bool = True) -> CheckpointContent:
+    """A checkpoint with blobs of 10 bytes, which the project holds."""
+    digests = {text: digest_bytes(text.encode()) for text in (name, *contents)}
+    for digest in digests.values() if hold else ():
+        store.blobs.complete(store.blobs.open_upload("p", digest, 10, 0).id)
+    return CheckpointContent(digests[name], dict.fromkeys(digests.values(), 10), len(contents))
+
+
+def test_checkpoints_are_registered_once(store: Store) -> None:
+    content = checkpoint(store, "one", "a", "b")
+    record, created = store.checkpoints.register("p", content)
+    assert created
+    assert (record.size_bytes, record.own_size_bytes, record.tensor_count, record.missing_count) == (30, 30, 2, 0)
+    assert (record.pinned, record.steps, record.name) == (False, (), f"projects/p/checkpoints/{content.manifest[7:]}")
+    again, created = store.checkpoints.register("p", content, CheckpointStepRecord("r", 5))
+    assert not created
+    assert again.steps == (CheckpointStepRecord("r", 5),)
+    assert (again.create_us, again.use_us > record.use_us) == (record.create_us, True)
+    assert store.runs.get("p", "r") is not None
+    assert store.checkpoints.get("p", content.manifest) == again
+    assert store.checkpoints.get("q", content.manifest) is None
+
+
+def test_checkpoints_need_their_blobs(store: Store) -> None:
+    content = checkpoint(store, "one", "a", hold=False)
+    held = checkpoint(store, "held", "a")
+    with pytest.raises(BlobsMissingError) as caught:
+        store.checkpoints.register("p", content, CheckpointStepRecord("r", 5))
+    assert caught.value.digests == [content.manifest]
+    with pytest.raises(BlobsMissingError):
+        store.evaluations.create(new(checkpoint=content.manifest, content=content, request_id="x"))
+    assert store.checkpoints.get("p", content.manifest) is None
+    assert store.runs.get("p", "r") is None
+    assert store.evaluations.page(EvaluationQuery("p")) == []
+    assert store.evaluations.find_request("p", "x", "h") is None
+    store.checkpoints.register("p", held)
+    store.blobs.remove("p", [digest_bytes(b"a")])
+    assert store.checkpoints.get("p", held.manifest).missing_count == 1  # type: ignore[union-attr]
+
+
+def test_an_evaluation_registers_its_checkpoint(store: Store) -> None:
+    content = checkpoint(store, "one", "a")
+    fields = {"checkpoint": content.manifest, "content": content, "checkpoint_uri": "file:///a"}
+    record, _ = store.evaluations.create(new(run="r", step=7, natural_key="k", **fields))
+    assert store.evaluations.get("p", record.id).checkpoint_uri == "file:///a"  # type: ignore[union-attr]
+    first = store.checkpoints.get("p", content.manifest)
+    assert first is not None
+    assert first.steps == (CheckpointStepRecord("r", 7),)
+    assert store.evaluations.create(new(run="r", step=7, natural_key="k", **fields)) == (record, False)
+    second = store.checkpoints.get("p", content.manifest)
+    assert second is not None
+    assert second.use_us > first.use_us
+
+
+def test_checkpoints_are_paged(store: Store) -> None:
+    contents = [checkpoint(store, f"c{number}", "shared") for number in range(4)]
+    for step, content in zip((3, 1, 4, 2), contents):
+        store.checkpoints.register("p", content, CheckpointStepRecord("r", step))
+    store.checkpoints.register("p", contents[1], CheckpointStepRecord("r", 9))
+    store.checkpoints.touch("p", contents[0].manifest)
+    store.checkpoints.touch("p", "blake3:unknown")
+
+    def walk(run: str) -> list[str]:
+        found: list[CheckpointRecord] = []
+        after = None
+        while page := store.checkpoints.page(CheckpointQuery("p", run, after, 2)):
+            found += page
+            step = min((s.step for s in page[-1].steps if s.run == run), default=0)
+            after = (step if run else page[-1].use_us, page[-1].manifest)
+        assert all(record.own_size_bytes == 10 for record in found)
+        return [record.manifest for record in found]
+
+    assert walk("") == [contents[i].manifest for i in (0, 1, 3, 2)]
+    assert walk("r") == [contents[i].manifest for i in (1, 3, 0, 2)]
+    assert walk("q") == []
+
+
+def test_checkpoints_are_removed_with_what_nothing_else_needs(store: Store) -> None:
+    one, two = checkpoint(store, "one", "shared", "own", "file"), checkpoint(store, "two", "shared")
+    for content in (one, two):
+        store.checkpoints.register("p", content, CheckpointStepRecord("r", 1))
+    store.checkpoints.record_import("p", "file:///one", "stamp", one.manifest)
+    dataset = {"files": [{"path": "f", "digest": digest_bytes(b"file"), "size_bytes": 10}]}
+    store.registry.put("p", "datasets", "d", "1" * 64, dataset)
+    evaluation, _ = store.evaluations.create(new(checkpoint=one.manifest, content=one))
+    with pytest.raises(ServiceError, match="CHECKPOINT_IN_USE"):
+        store.checkpoints.remove("p", one.manifest)
+    store.evaluations.cancel("p", evaluation.id, "")
+    assert store.checkpoints.pin("p", one.manifest, True).pinned  # type: ignore[union-attr]
+    with pytest.raises(ServiceError, match="CHECKPOINT_IN_USE"):
+        store.checkpoints.remove("p", one.manifest)
+    store.checkpoints.pin("p", one.manifest, False)
+
+    removed = store.checkpoints.remove("p", one.manifest)
+
+    assert removed is not None
+    assert {blob.digest for blob in removed} == {one.manifest, digest_bytes(b"own")}
+    assert store.blobs.sizes("p", list(one.blobs)).keys() == {digest_bytes(b"shared"), digest_bytes(b"file")}
+    assert store.blobs.usage("p") == 30
+    assert store.checkpoints.get("p", one.manifest) is None
+    assert store.checkpoints.remove("p", one.manifest) is None
+    assert store.checkpoints.pin("p", one.manifest, True) is None
+    assert store.checkpoints.find_import("p", "file:///one", "stamp") == ""
+    assert [record.manifest for record in store.checkpoints.page(CheckpointQuery("p", "r"))] == [two.manifest]
+
+
+def test_imports_are_known_by_their_newest_state(store: Store) -> None:
+    store.checkpoints.record_import("p", "file:///a", "old", "blake3:1")
+    store.checkpoints.record_import("p", "file:///a", "new", "blake3:2")
+    found = [store.checkpoints.find_import(*key) for key in (("p", "file:///a", "old"), ("p", "file:///a", "new"))]
+    assert found == ["", "blake3:2"]
+    assert store.checkpoints.find_import("q", "file:///a", "new") == ""
+
+
 def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "x.db", lambda uid: None)
     record = started(store)
@@ -306,3 +427,81 @@ def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
     assert store.evaluations.get("p", record.id) == record
     assert len(log(store, record)) == 2
     store.close()
+
+
+def digest(number: int) -> str:
+    return f"blake3:{number:064x}"
+
+
+def packed(store: Store, pack: str, *numbers: int) -> int:
+    """Puts blobs of ten bytes into a pack."""
+    blobs = [PackedBlob(digest(number), 10 * place, 10) for place, number in enumerate(numbers)]
+    return store.blobs.add_pack(PackRecord("p", pack, DIGEST, 10 * len(blobs)), blobs)
+
+
+def test_packs(store: Store) -> None:
+    index = store.blobs
+    assert packed(store, "a", 1, 2, 3) == 3
+    assert packed(store, "b", 3, 4) == 1
+    assert packed(store, "c", 1, 4) == 0
+    found = index.find("p", [digest(1), digest(3), digest(4), digest(5)])
+    assert {key: (blob.pack, blob.offset, blob.size_bytes) for key, blob in found.items()} == {
+        digest(1): ("a", 0, 10),
+        digest(3): ("a", 20, 10),
+        digest(4): ("b", 10, 10),
+    }
+    assert [(pack.id, pack.size_bytes, pack.live_bytes) for pack in index.packs("p")] == [("a", 30, 30), ("b", 20, 10)]
+    assert index.packs("q") == []
+    assert set(index.find_packs("p", ["a", "c", "x"])) == {"a"}
+    assert [blob.digest for blob in index.packed("p", "a")] == [digest(1), digest(2), digest(3)]
+    assert index.usage("p") == 40
+    index.remove("p", [digest(1), digest(2), digest(9)])
+    assert index.usage("p") == 20
+    assert index.replace_pack("a", PackRecord("p", "d", DIGEST, 10), [PackedBlob(digest(3), 0, 10)]) == 1
+    assert index.replace_pack("a", PackRecord("p", "e", DIGEST, 10), [PackedBlob(digest(3), 0, 10)]) == 0
+    index.forget_packs("p", ["a", "b", "d"])
+    assert {pack.id for pack in index.packs("p")} == {"b", "d"}
+    assert index.find("p", [digest(3)])[digest(3)].pack == "d"
+    assert [blob.digest for blob in index.below("p", "blake3:0000")] == [digest(3), digest(4)]
+    assert index.below("p", "blake3:1") == index.below("q", "blake3:0") == []
+    assert index.projects() == ["p"]
+
+
+def test_collection(store: Store) -> None:
+    index = store.blobs
+    packed(store, "a", *range(1, 9))
+    for number in range(1, 9):
+        assert index.touch("p", [digest(number), digest(99)], 100 - number) == {digest(number)}
+    store.evaluations.create(new(checkpoint=digest(8)))
+    content = CheckpointContent(digest(7), {digest(7): 10, digest(6): 10}, 1)
+    store.checkpoints.register("p", content)
+    store.checkpoints.pin("p", digest(7), True)
+    store.registry.put("p", "datasets", "d", "1" * 64, {"files": [{"digest": digest(5)}]})
+    # Oldest first: 8, 7, 6 and 5 are needed, and 1 was used too late.
+    first = index.collect("p", 15, 99, (0, ""), 500)
+    assert [blob.digest for blob in first.removed] == [digest(4), digest(3)]
+    assert index.usage("p") == 60
+    again = index.collect("p", 1_000, 99, (0, ""), 3)
+    assert (list(again.removed), again.after) == ([], (94, digest(6)))
+    assert again.after is not None
+    last = index.collect("p", 1_000, 99, again.after, 500)
+    assert [blob.digest for blob in last.removed] == [digest(2)]
+    assert last.after is not None
+    assert index.collect("p", 1_000, 99, last.after, 500).after is None
+    assert index.collect("q", 1_000, 99, (0, ""), 500).removed == []
+    assert set(index.sizes("p", [digest(number) for number in range(9)])) == {digest(n) for n in (1, 5, 6, 7, 8)}
+
+
+def test_bytes_of_open_uploads(store: Store) -> None:
+    index = store.blobs
+    first = index.open_upload("p", digest(1), 10, 1_000)
+    index.open_upload("p", digest(2), 20, 2_000)
+    index.open_upload("q", digest(1), 40, 2_000)
+    assert index.declared_bytes("p", 0, "") == 30
+    assert index.declared_bytes("p", 0, first.id) == 20
+    assert index.declared_bytes("p", 1_000, "") == 20
+    index.complete(first.id)
+    assert index.declared_bytes("p", 0, "") == 20
+    assert index.usage("p") == 10
+    index.complete(first.id)
+    assert index.usage("p") == 10

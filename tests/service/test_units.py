@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 from google.rpc import error_details_pb2
+from tests.service.disk import Disk
 from tests.service.stubs import refusal_of
 
 from mindeval.formats.digest import digest_bytes
@@ -17,16 +18,10 @@ from mindeval.formats.errors import MindEvalError
 from mindeval.service import settings
 from mindeval.service.api.guard import Guard
 from mindeval.service.background import Background
-from mindeval.service.data_directory import DataDirectory
 from mindeval.service.drain import Drain
 from mindeval.service.errors import MAX_STATUS_BYTES, STATUS_CODES, BlobsMissingError, ServiceError, status_of
-from mindeval.service.storage.access import StoreAccess
-from mindeval.service.storage.blobs import BlobFolder
-from mindeval.service.storage.sql.store import SqlStore
-from mindeval.service.storage.uploads import UploadLimits, Uploads
+from mindeval.service.storage.blobs import StoredObject, blob_key
 from mindeval.v1 import errors_pb2
-
-LIMITS = UploadLimits(upload_ttl_s=60.0, upload_sync_bytes=1 << 20, max_blob_bytes=1 << 30, min_free_bytes=0)
 
 
 def test_every_reason_has_a_status_code() -> None:
@@ -134,6 +129,9 @@ class TestSettings:
             ({"allow_insecure": "perhaps"}, "true nor false"),
             ({"runner_command": ""}, "empty"),
             ({"log_level": "loud"}, "none of"),
+            ({"blob_store": "ftp://x/y"}, "neither 'folder' nor an object store"),
+            ({"blob_store": "s3://bucket/../other"}, "neither 'folder' nor an object store"),
+            ({"project_budget_bytes": "-1"}, "0 or more"),
         ],
     )
     def test_faults(self, values: dict[str, str], words: str) -> None:
@@ -158,22 +156,6 @@ class TestSettings:
             assert settings.load({"listen": listen}, {}).is_loopback
 
 
-class Disk:
-    """A data directory with a store, as a service would open it."""
-
-    def __init__(self, root: Path) -> None:
-        directory = DataDirectory(root)
-        directory.acquire()
-        self.directory = directory
-        self.access = StoreAccess(SqlStore(directory.database, lambda uid: None))
-        self.folder = BlobFolder(directory)
-        self.uploads = Uploads(self.access, self.folder, Background(), LIMITS)
-
-    def close(self) -> None:
-        self.access.close()
-        self.directory.release()
-
-
 @pytest.fixture
 def disk(tmp_path: Path):  # type: ignore[no-untyped-def]
     disk = Disk(tmp_path)
@@ -181,17 +163,11 @@ def disk(tmp_path: Path):  # type: ignore[no-untyped-def]
     disk.close()
 
 
-async def upload(disk: Disk, data: bytes) -> str:
-    record = await disk.uploads.create("p", digest_bytes(data), len(data))
-    async with disk.uploads.writing("p", record.id) as writer:
-        await writer.append(0, data)
-    return record.id
-
-
 async def test_ended_between_rename_and_commit(disk: Disk) -> None:
-    upload_id = await upload(disk, b"data")
+    upload_id = await disk.upload(b"data")
     record = await disk.uploads.get("p", upload_id)
-    assert disk.folder.publish(record)
+    item = StoredObject(blob_key("p", record.digest), record.digest, 4)
+    disk.store.put(item, disk.spool.path(upload_id))
     assert disk.access.store.blobs.sizes("p", [record.digest]) == {}
     await disk.uploads.recover()
     assert disk.access.store.blobs.sizes("p", [record.digest]) == {record.digest: 4}
@@ -199,9 +175,9 @@ async def test_ended_between_rename_and_commit(disk: Disk) -> None:
 
 
 async def test_recovery_takes_nothing_on_trust(disk: Disk) -> None:
-    lost = await upload(disk, b"lost file")
-    short = await upload(disk, b"shortened")
-    tail = await upload(disk, b"with a tail")
+    lost = await disk.upload(b"lost file")
+    short = await disk.upload(b"shortened")
+    tail = await disk.upload(b"with a tail")
     uploads = disk.directory.uploads
     (uploads / lost).unlink()
     os.truncate(uploads / short, 3)
@@ -218,7 +194,7 @@ async def test_recovery_takes_nothing_on_trust(disk: Disk) -> None:
 
 
 async def test_expired_uploads_are_dropped(disk: Disk) -> None:
-    kept, dropped = await upload(disk, b"kept"), await upload(disk, b"dropped")
+    kept, dropped = await disk.upload(b"kept"), await disk.upload(b"dropped")
     disk.access.store.blobs.advance(dropped, 7, 1)
     await disk.uploads.drop_expired()
     with pytest.raises(ServiceError, match="UPLOAD_NOT_FOUND"):
@@ -250,15 +226,3 @@ async def test_a_full_disk_keeps_the_upload(disk: Disk, code: int, monkeypatch: 
     async with disk.uploads.writing("p", record.id) as writer:
         await writer.append(5, b"56789")
     assert (await disk.uploads.commit("p", record.id)).complete
-
-
-async def test_damaged_blobs_are_dropped_and_sound_ones_stay(disk: Disk) -> None:
-    await disk.uploads.commit("p", await upload(disk, b"sound"))
-    await disk.uploads.commit("p", await upload(disk, b"rotten"))
-    sound, rotten = digest_bytes(b"sound"), digest_bytes(b"rotten")
-    disk.folder.path("p", rotten).write_bytes(b"rOtten")
-    assert not await disk.uploads.drop_if_damaged("p", sound)
-    assert await disk.uploads.drop_if_damaged("p", rotten)
-    assert not await disk.uploads.drop_if_damaged("p", rotten)
-    assert disk.access.store.blobs.sizes("p", [sound, rotten]) == {sound: 5}
-    assert not disk.folder.path("p", rotten).exists()

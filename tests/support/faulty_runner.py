@@ -110,7 +110,8 @@ class FaultyRunner:
 
     def score(self, task: dict[str, Any]) -> bool:
         """Does one task; False when the job ends with it."""
-        head, *documents = Path(task["dataset"]["files"][0]["location"]).read_text("utf-8").splitlines()
+        path, offset, size = task["dataset"]["files"][0]["location"]
+        head, *documents = Path(path).read_bytes()[offset : offset + size].decode("utf-8").splitlines()
         mode, *arguments = head.split()
         self.progress(task, 0, len(documents))
         if mode == "once":

@@ -76,12 +76,13 @@ class Runner:
     ) -> str:
         """Sends an `evaluate` message, with some of its fields changed; returns the job's name."""
         self._jobs += 1
+        sizes = manifest.blobs()
         message = {
             "type": "evaluate",
             "job": f"job-{self._jobs}",
-            "manifest": str(blobs.get(manifest.digest, "")),
+            "manifest": location_of(blobs[manifest.digest]) if manifest.digest in blobs else ["", 0, 0],
             "checkpoint": manifest.digest,
-            "blobs": {digest: str(path) for digest, path in blobs.items()},
+            "blobs": {digest: location_of(path, sizes.get(digest)) for digest, path in blobs.items()},
             "tasks": tasks,
         }
         message.update(changes or {})
@@ -112,6 +113,11 @@ class Runner:
         return [frame for frame in frames_of_job if frame["type"] != "progress"]
 
 
+def location_of(path: Path, size_bytes: int | None = None) -> list[Any]:
+    """The location of a blob that is a file of its own; its size is that of the file unless it is given."""
+    return [str(path), 0, path.stat().st_size if size_bytes is None else size_bytes]
+
+
 def language_modeling(
     path: Path,
     *,
@@ -133,7 +139,7 @@ def language_modeling(
             "language": "en",
             "text_field": "text",
             "padding_token": None,
-            "files": [{"path": path.name, "digest": digest_file(path), "location": str(path)}],
+            "files": [{"path": path.name, "digest": digest_file(path), "location": location_of(path)}],
             **dataset,
         },
     }

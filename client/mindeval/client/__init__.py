@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     )
     from mindeval.client._results import (
         Capabilities,
+        Checkpoint,
+        CheckpointDiff,
         Dataset,
         EvaluationEvent,
         EvaluationResult,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         Suite,
         Task,
         TaskResult,
+        TensorDifference,
     )
     from mindeval.client._sync_client import Client
     from mindeval.formats.errors import FormatError, MindEvalError
@@ -67,6 +70,8 @@ _HOMES = {
     ),
     "mindeval.client._results": (
         "Capabilities",
+        "Checkpoint",
+        "CheckpointDiff",
         "Dataset",
         "EvaluationEvent",
         "EvaluationResult",
@@ -80,6 +85,7 @@ _HOMES = {
         "Suite",
         "Task",
         "TaskResult",
+        "TensorDifference",
     ),
     "mindeval.client._sync_client": ("Client",),
     "mindeval.formats.errors": ("FormatError", "MindEvalError"),
@@ -90,7 +96,9 @@ __all__ = [
     "AccessDenied",
     "AsyncClient",
     "Capabilities",
+    "Checkpoint",
     "CheckpointChanged",
+    "CheckpointDiff",
     "Client",
     "Conflict",
     "Dataset",
@@ -114,6 +122,7 @@ __all__ = [
     "Suite",
     "Task",
     "TaskResult",
+    "TensorDifference",
     "TlsFiles",
 ]
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from google.protobuf import duration_pb2
 
-from mindeval.client import _datasets, _decode, _download, _results, _sources, _suites, _upload, _watch
+from mindeval.client import _datasets, _decode, _download, _push, _results, _sources, _suites, _upload, _watch
 from mindeval.client._channel import Target, TlsFiles
-from mindeval.client._connection import Closing, Connection
+from mindeval.client._checkpoints import Checkpoints, is_uri, source_of
+from mindeval.client._connection import CALL_TIMEOUT_S, Closing, Connection
 from mindeval.client._content import PathLike
 from mindeval.client._errors import ServiceError
 from mindeval.client._metrics import METRICS_PER_CALL, training_point
@@ -22,12 +23,14 @@ from mindeval.client._retry import Patience
 from mindeval.formats import names
 from mindeval.formats.digest import is_digest
 from mindeval.formats.errors import FormatError
+from mindeval.formats.readers import Candidate
 from mindeval.v1 import evaluation_pb2, registry_pb2, run_pb2
 
 OnEvent = Callable[[_results.EvaluationEvent], None]
 _PAGE_SIZE = 200
 # A blob may be collected between the push and the evaluation; a second time is no coincidence.
 _PUSHES_PER_EVALUATION = 2
+_URI_TIMEOUT_S = 3_600.0
 
 
 class AsyncClient:
@@ -63,6 +66,7 @@ class AsyncClient:
         self._connection = Connection(
             Target(endpoint, token, tls), Patience(min(connect_timeout_s, timeout_s), timeout_s)
         )
+        self._checkpoints = Checkpoints(self._connection, self._project)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -94,17 +98,21 @@ class AsyncClient:
 
     async def push_checkpoint(
         self,
-        path: PathLike,
+        path: PathLike | Candidate,
         *,
         files: Mapping[str, PathLike] | None = None,
+        model_files: PathLike | None = None,
         progress: _upload.OnProgress | None = None,
     ) -> _results.PushedCheckpoint:
         """Sends a checkpoint; only what the project lacks travels.
 
         Args:
-            path: A folder (config.json and safetensors, or mindeval_model.json with its graph and safetensors), or one
-                .safetensors file.
-            files: What rides along with a single file, by path in the checkpoint; what lies beside it when None.
+            path: A folder or file: Hugging Face safetensors (one or shards), MindSpore .ckpt, or the rank_N folders of
+                a distributed training with their strategy; or what `mindeval.formats.readers.look` found. The
+                optimizer's state stays behind.
+            files: What rides along, by path in the checkpoint; what lies beside the weights when None: config.json and
+                a tokenizer, or mindeval_model.json with its graph.
+            model_files: A folder to take these from instead.
             progress: Called as bytes go, from the event loop.
 
         Raises:
@@ -112,9 +120,63 @@ class AsyncClient:
             CheckpointChanged: A file changed meanwhile.
         """
         started = time.monotonic()
-        source = await asyncio.to_thread(_sources.open_checkpoint, path, files)
-        hashed = await asyncio.to_thread(_sources.hash_checkpoint, source)
-        return await _upload.push(self._connection, self._parent, hashed, on_progress=progress, started=started)
+        source = await asyncio.to_thread(_sources.open_checkpoint, path, files, model_files)
+        return await _push.push(self._connection, self._parent, source, on_progress=progress, started=started)
+
+    async def create_checkpoint(
+        self, checkpoint: str, *, run: str | None = None, step: int | None = None
+    ) -> _results.Checkpoint:
+        """Registers a pushed checkpoint, or has the service read one from storage that it reaches.
+
+        Args:
+            checkpoint: Digest that `push_checkpoint` returned, or a URI (file:// or s3://).
+            run: Id of the training run that it belongs to.
+            step: Optimizer steps done.
+
+        Raises:
+            PreconditionFailed: BLOB_MISSING when it was not pushed.
+            ServiceError: URI_FORBIDDEN, URI_UNREADABLE, CHECKPOINT_CHANGED and the like for a URI.
+        """
+        return await self._checkpoints.create(checkpoint, run, step)
+
+    async def get_checkpoint(self, checkpoint: str) -> _results.Checkpoint:
+        """Reads a registered checkpoint.
+
+        Args:
+            checkpoint: Full name, digest, the first hexadecimal digits of one (four or more), or "RUN@STEP".
+
+        Raises:
+            FormatError: INVALID_FIELD when several begin with these digits.
+            NotFound: CHECKPOINT_NOT_FOUND.
+        """
+        return await self._checkpoints.get(checkpoint)
+
+    async def list_checkpoints(self, *, run: str | None = None) -> AsyncIterator[_results.Checkpoint]:
+        """Yields the checkpoints of the project, most recently used first; of one run, by step."""
+        async for checkpoint in self._checkpoints.list(run):
+            yield checkpoint
+
+    async def pin_checkpoint(self, checkpoint: str, *, pinned: bool = True) -> _results.Checkpoint:
+        """Keeps a checkpoint whatever the project's budget says, or lets go of it; see `get_checkpoint`."""
+        return await self._checkpoints.pin(checkpoint, pinned)
+
+    async def delete_checkpoint(self, checkpoint: str) -> int:
+        """Forgets a checkpoint and returns the bytes that were freed; see `get_checkpoint`.
+
+        Raises:
+            PreconditionFailed: CHECKPOINT_IN_USE while it is pinned, or an evaluation needs it.
+        """
+        return await self._checkpoints.delete(checkpoint)
+
+    async def diff_checkpoints(self, base: str, other: str, *, with_values: bool = True) -> _results.CheckpointDiff:
+        """Tells which tensors differ between two checkpoints, and by how much.
+
+        Args:
+            base: The earlier one, as in `get_checkpoint`.
+            other: The later one.
+            with_values: Compute by how much; the service reads the tensors that differ for it.
+        """
+        return await self._checkpoints.diff(base, other, with_values)
 
     async def fetch_checkpoint(self, evaluation_or_digest: str, path: PathLike) -> _results.FetchedCheckpoint:
         """Downloads a checkpoint into one safetensors file, tensors by name, every digest verified.
@@ -153,7 +215,7 @@ class AsyncClient:
         """Creates an evaluation of a pushed checkpoint and returns at once.
 
         Args:
-            checkpoint: Digest that `push_checkpoint` returned.
+            checkpoint: Digest that `push_checkpoint` returned, full name of a checkpoint, or a URI.
             suite: Id, or full name of a suite or of one of its versions.
             run: Id of the training run it belongs to.
             step: Optimizer steps done.
@@ -177,7 +239,9 @@ class AsyncClient:
             conflict_policy=_decode.choice(conflict_policy, _decode.CONFLICT_POLICIES, "conflict_policy"),
             validate_only=validate_only,
         )
-        response = await self._connection.call("EvaluationService", "CreateEvaluation", request)
+        # The service reads what a URI names before it answers.
+        limit_s = _URI_TIMEOUT_S if is_uri(checkpoint) else CALL_TIMEOUT_S
+        response = await self._connection.call("EvaluationService", "CreateEvaluation", request, timeout_s=limit_s)
         return _decode.evaluation(response.evaluation)
 
     async def evaluate(
@@ -201,7 +265,7 @@ class AsyncClient:
         call `raise_for_state()`.
 
         Args:
-            checkpoint: Digest of a pushed checkpoint, or a path as in `push_checkpoint`.
+            checkpoint: As in `create_evaluation`; or a path as in `push_checkpoint`.
             suite: As in `create_evaluation`, and so are run, step, epoch, conflict_policy, timeout_s and parameters.
             run: See there.
             step: See there.
@@ -223,10 +287,13 @@ class AsyncClient:
             conflict_policy=_decode.choice(conflict_policy, _decode.CONFLICT_POLICIES, "conflict_policy"),
         )
         await self.get_suite(suite)
-        pushed = not (isinstance(checkpoint, str) and is_digest(checkpoint))
+        pushed = not (isinstance(checkpoint, str) and _is_reference(checkpoint))
         for attempt in range(1, _PUSHES_PER_EVALUATION + 1):
             digest = str(checkpoint)
-            if pushed:
+            if is_uri(digest):
+                # By itself, because reading a large one would outlast a silent stream.
+                digest = (await self.create_checkpoint(digest, run=run, step=step)).digest
+            elif pushed:
                 digest = (await self.push_checkpoint(checkpoint, progress=progress)).digest
             request.spec.CopyFrom(self._spec(digest, suite, run, step, epoch, timeout_s, parameters))
             try:
@@ -414,7 +481,7 @@ class AsyncClient:
 
     def _spec(
         self,
-        digest: str,
+        checkpoint: str,
         suite: str,
         run: str | None,
         step: int,
@@ -429,7 +496,7 @@ class AsyncClient:
             timeout = duration_pb2.Duration(seconds=int(timeout_s), nanos=int(timeout_s % 1 * 1e9))
         return evaluation_pb2.EvaluationSpec(
             suite=self._full_name("suites", suite),
-            checkpoint=evaluation_pb2.CheckpointSource(manifest=digest),
+            checkpoint=source_of(checkpoint),
             run=self._full_name("runs", run) if run else "",
             step=step,
             epoch=epoch,
@@ -472,3 +539,8 @@ class AsyncClient:
         """A full name from an id or a full name."""
         full = name if name.startswith("projects/") else f"{self._parent}/{collection}/{name}"
         return str(names.parse(full, collection, collection[:-1]))
+
+
+def _is_reference(checkpoint: str) -> bool:
+    """Whether it names something that needs no push: a digest, a full name, a URI."""
+    return is_digest(checkpoint) or is_uri(checkpoint) or checkpoint.startswith("projects/")

@@ -23,6 +23,13 @@ _ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^\s:/\[\]]+)):
 _RETRIED_METHODS = {
     "EvaluationService": ("CreateEvaluation", "GetEvaluation", "ListEvaluations"),
     "BlobService": ("FindMissingBlobs", "CreateUpload", "GetUpload", "CommitUpload"),
+    "CheckpointService": (
+        "CreateCheckpoint",
+        "GetCheckpoint",
+        "ListCheckpoints",
+        "PinCheckpoint",
+        "DiffCheckpoints",
+    ),
     "RegistryService": ("PutDataset", "GetDataset", "ListDatasets", "PutSuite", "GetSuite", "ListSuites"),
     "RunService": ("ReportTrainingMetrics", "GetRun", "ListRuns", "ListTrainingMetrics"),
     "CapabilityService": ("GetCapabilities",),

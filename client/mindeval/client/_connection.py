@@ -11,12 +11,14 @@ from typing import Any, Callable, Generic, TypeVar
 import grpc
 
 from mindeval.client._channel import Target
+from mindeval.client._deadline import within
 from mindeval.client._errors import ServiceError, ServiceUnavailable, from_rpc_error, unavailable
 from mindeval.client._retry import Patience, Retry
 from mindeval.v1 import (
     blob_pb2_grpc,
     capability_pb2,
     capability_pb2_grpc,
+    checkpoint_pb2_grpc,
     evaluation_pb2_grpc,
     registry_pb2_grpc,
     run_pb2_grpc,
@@ -28,6 +30,7 @@ _SHORTEST_TIMEOUT_S = 5.0
 _STUBS: dict[str, Any] = {
     "EvaluationService": evaluation_pb2_grpc.EvaluationServiceStub,
     "BlobService": blob_pb2_grpc.BlobServiceStub,
+    "CheckpointService": checkpoint_pb2_grpc.CheckpointServiceStub,
     "RegistryService": registry_pb2_grpc.RegistryServiceStub,
     "RunService": run_pb2_grpc.RunServiceStub,
     "CapabilityService": capability_pb2_grpc.CapabilityServiceStub,
@@ -179,7 +182,7 @@ class Connection:
         call = self.method(service, name)(request, metadata=self.target.metadata())
         try:
             while True:
-                message = await asyncio.wait_for(call.read(), idle_timeout_s)
+                message = await within(call.read(), idle_timeout_s)
                 if message is _END:
                     return
                 self.reached()

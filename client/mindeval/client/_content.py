@@ -1,4 +1,4 @@
-"""Bytes that are to be sent: pieces of local files or of memory, how they are read, and their digests.
+"""Bytes that are to be sent: parts of local files, tensors put together from slices, or memory; and how they are read.
 
 Files are read with pread, never through a memory map: a file that is cut short while it is mapped ends the process with
 SIGBUS, and a training job's output folder is just where that happens.
@@ -8,37 +8,22 @@ from __future__ import annotations
 
 import os
 import stat
-import threading
-from collections.abc import Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
 from mindeval.client._errors import CheckpointChanged
-from mindeval.formats import digest as digests
+from mindeval.formats.checkpoints import TensorContent
 from mindeval.formats.errors import FormatError
-
-# Small enough to stay in a core's cache between reading and hashing.
-_READ_BYTES = 1 << 20
+from mindeval.formats.readers import AssembledTensor, ByteSpan, FilePool
 
 PathLike = Union[str, "os.PathLike[str]"]
 Stamp = tuple[int, int, int]
 """Size, modification time and inode: what tells one state of a file from another."""
 
-
-@dataclass(frozen=True)
-class Span:
-    """Bytes [begin, end) of a local file."""
-
-    path: str
-    begin: int
-    end: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Length in bytes."""
-        return self.end - self.begin
+# A slice of a distributed tensor is read in runs of this length.
+_ASSEMBLY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -52,60 +37,114 @@ class Inline:
         """Length in bytes."""
         return len(self.data)
 
+    @property
+    def path(self) -> str:
+        """The file that they are from; "" for none."""
+        return ""
 
-Content = Union[Span, Inline]
+
+Content = Union[TensorContent, ByteSpan, Inline]
+"""A tensor (in one file, or in slices of several), a range of a file, or memory."""
 
 
-class SpanReader:
-    """Reads pieces of local files, keeping few of them open. For one thread."""
+@dataclass(frozen=True)
+class Blob:
+    """What one blob holds: bytes [begin, begin + size_bytes) of a content."""
+
+    digest: str
+    content: Content
+    begin: int
+    size_bytes: int
+
+
+class ContentReader:
+    """Reads pieces of contents, keeping few files open. For one thread."""
 
     def __init__(self) -> None:
-        self._path = ""
-        self._descriptor = -1
+        self._files = FilePool(max_open=16)
+        # A tensor in slices is put together in order; reading goes on where it was.
+        self._assembly: Iterator[bytes] = iter(())
+        self._assembled: TensorContent | None = None
+        self._position = 0
+        self._left = memoryview(b"")
 
-    def __enter__(self) -> SpanReader:
+    def __enter__(self) -> ContentReader:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Closes the file at hand."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-            self._path = ""
+        """Closes the files at hand."""
+        self._assembled = None
+        self._assembly = iter(())
+        self._files.close()
+
+    def read_into(self, content: Content, offset: int, target: memoryview) -> None:
+        """Fills `target` with the content's bytes from `offset`.
+
+        Raises:
+            CheckpointChanged: When a file is shorter by now.
+            FormatError: CHECKPOINT_UNREADABLE when it cannot be read.
+        """
+        if isinstance(content, Inline):
+            target[:] = content.data[offset : offset + len(target)]
+            return
+        if not target:
+            return
+        try:
+            spans = (content,) if isinstance(content, ByteSpan) else content.spans(offset, offset + len(target))
+            if spans is None:
+                assert isinstance(content, TensorContent)
+                self._read_assembled(content, offset, target)
+                return
+            base = offset if isinstance(content, ByteSpan) else 0
+            done = 0
+            for span in spans:
+                count = min(span.size_bytes - base, len(target) - done)
+                self._files.read_into(span.path, span.begin + base, target[done : done + count])
+                done += count
+        except FormatError as error:
+            if error.reason == "CHECKPOINT_TRUNCATED":  # it was long enough when it was opened
+                raise CheckpointChanged(error.metadata.get("file", content_path(content))) from None
+            raise
 
     def read(self, content: Content, offset: int, size: int) -> bytes:
         """Exactly `size` bytes from `offset` of the content.
 
         Raises:
-            CheckpointChanged: When the file is shorter by now.
-            FormatError: CHECKPOINT_UNREADABLE when it cannot be read.
+            CheckpointChanged: As `read_into`.
+            FormatError: As `read_into`.
         """
         if isinstance(content, Inline):
             return content.data[offset : offset + size]
-        pieces = []
-        position, left = content.begin + offset, size
-        try:
-            descriptor = self._open(content.path)
-            while left > 0:
-                piece = os.pread(descriptor, left, position)
-                if not piece:
-                    raise CheckpointChanged(content.path)
-                pieces.append(piece)
-                position += len(piece)
-                left -= len(piece)
-        except OSError as error:
-            raise os_error(content.path, error) from None
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = bytearray(size)
+        self.read_into(content, offset, memoryview(data))
+        return bytes(data)
 
-    def _open(self, path: str) -> int:
-        if path != self._path:
-            self.close()
-            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-            self._path = path
-        return self._descriptor
+    def _read_assembled(self, tensor: TensorContent, offset: int, target: memoryview) -> None:
+        if tensor is not self._assembled or offset != self._position:
+            self._assembled, self._position, self._left = tensor, offset, memoryview(b"")
+            self._assembly = tensor.iter_bytes(offset, None, _ASSEMBLY_BYTES, self._files)
+        done = 0
+        while done < len(target):
+            if not self._left:
+                self._left = memoryview(next(self._assembly))
+            count = min(len(self._left), len(target) - done)
+            target[done : done + count] = self._left[:count]
+            self._left = self._left[count:]
+            done += count
+        self._position += done
+
+
+def content_path(content: Content) -> str:
+    """A file that the content is from, for messages; "" for none."""
+    if isinstance(content, TensorContent):
+        source = content.source
+        if isinstance(source, AssembledTensor):
+            return source.parts[0].record.path if source.parts else ""
+        return source.path
+    return content.path
 
 
 def file_contents(files: Mapping[str, Path], stamps: dict[str, Stamp]) -> dict[str, Content]:
@@ -120,51 +159,8 @@ def file_contents(files: Mapping[str, Path], stamps: dict[str, Stamp]) -> dict[s
         if not stat.S_ISREG(status.st_mode):
             raise unreadable(local, "not a regular file")
         stamps[str(local)] = stamp_of(status)
-        contents[name] = Span(str(local), 0, status.st_size)
+        contents[name] = ByteSpan(str(local), 0, status.st_size)
     return contents
-
-
-def hash_contents(contents: list[Content], threads: int | None = None) -> list[str]:
-    """Digest of each content, in order.
-
-    Raises:
-        CheckpointChanged: When a file is shorter by now.
-        FormatError: CHECKPOINT_UNREADABLE.
-    """
-    count = max(1, min(threads or min(4, os.cpu_count() or 1), len(contents)))
-    results = [""] * len(contents)
-    # Largest first, so that no thread is left with a large one at the end.
-    order = iter(sorted(range(len(contents)), key=lambda index: -contents[index].size_bytes))
-    lock = threading.Lock()
-
-    def work() -> None:
-        with SpanReader() as reader:
-            while True:
-                with lock:
-                    index = next(order, None)
-                if index is None:
-                    return
-                results[index] = _digest(contents[index], reader)
-
-    if count == 1:
-        work()
-        return results
-    with ThreadPoolExecutor(count, thread_name_prefix="mindeval-digest") as pool:
-        futures = [pool.submit(work) for _ in range(count)]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        if any(future.exception() for future in done):
-            with lock:
-                order = iter(())
-        for future in futures:
-            future.result()
-    return results
-
-
-def _digest(content: Content, reader: SpanReader) -> str:
-    hasher = digests.Hasher()
-    for offset in range(0, content.size_bytes, _READ_BYTES):
-        hasher.update(reader.read(content, offset, min(_READ_BYTES, content.size_bytes - offset)))
-    return hasher.digest()
 
 
 def check_unchanged(stamps: Mapping[str, Stamp]) -> None:

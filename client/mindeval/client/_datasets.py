@@ -10,7 +10,8 @@ from typing import Union
 
 from mindeval.client import _decode
 from mindeval.client._connection import Connection
-from mindeval.client._content import PathLike, Stamp, file_contents, hash_contents
+from mindeval.client._content import Blob, PathLike, Stamp, file_contents
+from mindeval.client._hashing import digests_of
 from mindeval.client._results import Dataset
 from mindeval.client._upload import OnProgress, Uploader
 from mindeval.formats.errors import FormatError
@@ -36,9 +37,11 @@ async def put(
     stamps: dict[str, Stamp] = {}
     try:
         contents = await asyncio.to_thread(file_contents, _by_name(files), stamps)
-        digests = await asyncio.to_thread(hash_contents, list(contents.values()))
+        digests = await digests_of(list(contents.values()))
         uploader = Uploader(connection, parent, stamps=stamps, on_progress=on_progress)
-        await uploader.send(dict(zip(digests, contents.values())))
+        await uploader.send(
+            [Blob(digest, content, 0, content.size_bytes) for digest, content in zip(digests, contents.values())]
+        )
         uploader.check_files()
     except FormatError as error:
         if error.reason in ("CHECKPOINT_UNREADABLE", "CHECKPOINT_CHANGED"):

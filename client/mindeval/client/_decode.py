@@ -12,7 +12,7 @@ from mindeval.client import _results as results
 from mindeval.client._errors import read_status
 from mindeval.formats import names
 from mindeval.formats.errors import FormatError
-from mindeval.v1 import capability_pb2, evaluation_pb2, registry_pb2
+from mindeval.v1 import capability_pb2, checkpoint_pb2, evaluation_pb2, registry_pb2
 
 CONFLICT_POLICIES = {
     "use_existing": evaluation_pb2.CONFLICT_POLICY_USE_EXISTING,
@@ -40,10 +40,7 @@ def choice(value: str, choices: dict[str, Any], field: str) -> Any:
 
 def state_name(value: int) -> str:
     """Name of an evaluation state without its prefix."""
-    try:
-        return evaluation_pb2.EvaluationState.Name(value).replace("EVALUATION_STATE_", "", 1)
-    except ValueError:  # a newer service
-        return f"STATE_{value}"
+    return _enum_name(evaluation_pb2.EvaluationState, value, "EVALUATION_STATE_")
 
 
 def evaluation(message: evaluation_pb2.Evaluation) -> results.EvaluationResult:
@@ -138,13 +135,51 @@ def suite(message: registry_pb2.Suite, created: bool | None = None) -> results.S
     )
 
 
+def checkpoint(message: checkpoint_pb2.Checkpoint, created: bool | None = None) -> results.Checkpoint:
+    """A Checkpoint."""
+    return results.Checkpoint(
+        name=message.name,
+        digest=message.manifest,
+        state=_enum_name(checkpoint_pb2.CheckpointState, message.state, "CHECKPOINT_STATE_"),
+        size_bytes=message.size_bytes,
+        own_size_bytes=message.own_size_bytes,
+        tensor_count=message.tensor_count,
+        pinned=message.pinned,
+        steps=tuple((_last_part(entry.run), entry.step) for entry in message.steps),
+        create_time=_time(message, "create_time"),
+        use_time=_time(message, "use_time"),
+        created=created,
+    )
+
+
+def checkpoint_diff(message: checkpoint_pb2.DiffCheckpointsResponse) -> results.CheckpointDiff:
+    """The answer of DiffCheckpoints."""
+    return results.CheckpointDiff(
+        tuple(
+            results.TensorDifference(
+                name=entry.name,
+                change=_enum_name(checkpoint_pb2.TensorChange, entry.change, "TENSOR_CHANGE_"),
+                relative_change=entry.relative_change if entry.HasField("relative_change") else None,
+                largest_difference=entry.largest_difference if entry.HasField("largest_difference") else None,
+                size_bytes=entry.size_bytes,
+            )
+            for entry in message.differences
+        ),
+        message.equal_count,
+        message.different_count,
+    )
+
+
 def capabilities(message: capability_pb2.GetCapabilitiesResponse) -> results.Capabilities:
     """The answer of GetCapabilities."""
     return results.Capabilities(
         version=message.version,
         evaluator_build=message.evaluator_build,
         task_types={entry.name: tuple(entry.metrics) for entry in message.task_types},
-        devices={entry.name: _device_state(entry.state) for entry in message.devices},
+        devices={
+            entry.name: _enum_name(capability_pb2.DeviceState, entry.state, "DEVICE_STATE_")
+            for entry in message.devices
+        },
         digest_algorithms=tuple(message.digest_algorithms),
     )
 
@@ -179,11 +214,12 @@ def _statistics(message: evaluation_pb2.Evaluation) -> results.Statistics | None
     )
 
 
-def _device_state(value: int) -> str:
+def _enum_name(enum: Any, value: int, prefix: str) -> str:
     try:
-        return capability_pb2.DeviceState.Name(value).replace("DEVICE_STATE_", "", 1)
-    except ValueError:
+        name: str = enum.Name(value)
+    except ValueError:  # a newer service
         return f"STATE_{value}"
+    return name.replace(prefix, "", 1)
 
 
 def _time(message: Any, field: str) -> datetime | None:

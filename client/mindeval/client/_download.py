@@ -69,7 +69,10 @@ async def fetch(connection: Connection, parent: str, digest: str, path: PathLike
         os.ftruncate(weights_descriptor, end)
         places: dict[str, list[_Place]] = {}
         for tensor in manifest.tensors:
-            places.setdefault(tensor.digest, []).append(_Place(weights_descriptor, spans[tensor.name][0]))
+            offset = spans[tensor.name][0]
+            for blob, size in tensor.blobs():
+                places.setdefault(blob, []).append(_Place(weights_descriptor, offset))
+                offset += size
         for entry in manifest.files:
             if entry.path in files:
                 places.setdefault(entry.digest, []).append(_Place(staging.create(files[entry.path]), 0))

@@ -232,13 +232,28 @@ class EvaluationEvent:
 
 @dataclass(frozen=True)
 class PushProgress:
-    """How far a push is. `bytes_to_send` counts what the service lacked, `bytes_sent` what of that is on its way."""
+    """How far a push is. It hashes and sends at the same time, so `bytes_to_send` grows until all is hashed.
+
+    Attributes:
+        bytes_sent: What of `bytes_to_send` is on its way or there.
+        bytes_to_send: What the service is known to lack.
+        bytes_total: Everything.
+        blobs_sent: Blobs of those to send that are there.
+        blobs_to_send: Blobs that the service is known to lack.
+        bytes_checked: What was hashed and asked for.
+    """
 
     bytes_sent: int
     bytes_to_send: int
     bytes_total: int
     blobs_sent: int
     blobs_to_send: int
+    bytes_checked: int = 0
+
+    @property
+    def bytes_saved(self) -> int:
+        """What the service had already, of what was asked for."""
+        return max(self.bytes_checked - self.bytes_to_send, 0)
 
 
 @dataclass(frozen=True)
@@ -260,6 +275,71 @@ class PushedCheckpoint:
     blobs_total: int
     blobs_sent: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as the service keeps it.
+
+    Attributes:
+        name: "projects/{project}/checkpoints/{64 hexadecimal digits}".
+        digest: Digest of its manifest.
+        state: "READY", or "MISSING" when some of it was collected or lost and has to be pushed again.
+        size_bytes: Bytes of all its blobs.
+        own_size_bytes: Bytes that no other checkpoint of the project shares.
+        tensor_count: Tensors in it.
+        pinned: Whether it is kept whatever the budget says.
+        steps: (id of the run, step) of each training that it was pushed for.
+        create_time: When it was first registered (UTC).
+        use_time: When it was last pushed, evaluated or read.
+        created: Whether this call registered it; None when it was only read.
+    """
+
+    name: str
+    digest: str
+    state: str
+    size_bytes: int = 0
+    own_size_bytes: int = 0
+    tensor_count: int = 0
+    pinned: bool = False
+    steps: tuple[tuple[str, int], ...] = ()
+    create_time: datetime | None = None
+    use_time: datetime | None = None
+    created: bool | None = None
+
+
+@dataclass(frozen=True)
+class TensorDifference:
+    """How one tensor differs between two checkpoints.
+
+    Attributes:
+        name: Its name.
+        change: "VALUES", "SHAPE" (or dtype), "ADDED" or "REMOVED".
+        relative_change: Euclidean norm of the difference over that of the base; None where it was not computed.
+        largest_difference: Largest absolute difference of an element; None likewise.
+        size_bytes: Bytes of the tensor.
+    """
+
+    name: str
+    change: str
+    relative_change: float | None
+    largest_difference: float | None
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class CheckpointDiff:
+    """What differs between two checkpoints.
+
+    Attributes:
+        differences: The tensors that differ, by name; at most 10,000.
+        equal_count: Tensors that are the same.
+        different_count: Tensors that differ, also those beyond the list.
+    """
+
+    differences: tuple[TensorDifference, ...]
+    equal_count: int
+    different_count: int
 
 
 @dataclass(frozen=True)

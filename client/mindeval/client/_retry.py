@@ -38,6 +38,19 @@ class Retry:
         self._since = time.monotonic()
         self._failures = 0
 
+    def check(self, error: ServiceError, limit_s: float) -> None:
+        """Lets the next try be made at another time, unless the patience has ended.
+
+        Args:
+            error: Why the last try failed.
+            limit_s: As for `pause`.
+
+        Raises:
+            ServiceError: The given error, when the patience has ended.
+        """
+        if time.monotonic() - self._since >= limit_s:
+            raise error
+
     async def pause(self, error: ServiceError, limit_s: float) -> None:
         """Waits before the next try.
 

@@ -13,6 +13,7 @@ from mindeval.client import _datasets, _results, _suites, _upload
 from mindeval.client._async_client import AsyncClient, OnEvent
 from mindeval.client._channel import TlsFiles
 from mindeval.client._content import PathLike
+from mindeval.formats.readers import Candidate
 
 _T = TypeVar("_T")
 
@@ -78,13 +79,40 @@ class Client:
 
     def push_checkpoint(
         self,
-        path: PathLike,
+        path: PathLike | Candidate,
         *,
         files: Mapping[str, PathLike] | None = None,
+        model_files: PathLike | None = None,
         progress: _upload.OnProgress | None = None,
     ) -> _results.PushedCheckpoint:
         """See `AsyncClient.push_checkpoint`."""
-        return self._run(self._client.push_checkpoint(path, files=files, progress=progress))
+        return self._run(self._client.push_checkpoint(path, files=files, model_files=model_files, progress=progress))
+
+    def create_checkpoint(
+        self, checkpoint: str, *, run: str | None = None, step: int | None = None
+    ) -> _results.Checkpoint:
+        """See `AsyncClient.create_checkpoint`."""
+        return self._run(self._client.create_checkpoint(checkpoint, run=run, step=step))
+
+    def get_checkpoint(self, checkpoint: str) -> _results.Checkpoint:
+        """See `AsyncClient.get_checkpoint`."""
+        return self._run(self._client.get_checkpoint(checkpoint))
+
+    def list_checkpoints(self, *, run: str | None = None) -> Iterator[_results.Checkpoint]:
+        """See `AsyncClient.list_checkpoints`."""
+        return self._iterate(self._client.list_checkpoints(run=run))
+
+    def pin_checkpoint(self, checkpoint: str, *, pinned: bool = True) -> _results.Checkpoint:
+        """See `AsyncClient.pin_checkpoint`."""
+        return self._run(self._client.pin_checkpoint(checkpoint, pinned=pinned))
+
+    def delete_checkpoint(self, checkpoint: str) -> int:
+        """See `AsyncClient.delete_checkpoint`."""
+        return self._run(self._client.delete_checkpoint(checkpoint))
+
+    def diff_checkpoints(self, base: str, other: str, *, with_values: bool = True) -> _results.CheckpointDiff:
+        """See `AsyncClient.diff_checkpoints`."""
+        return self._run(self._client.diff_checkpoints(base, other, with_values=with_values))
 
     def fetch_checkpoint(self, evaluation_or_digest: str, path: PathLike) -> _results.FetchedCheckpoint:
         """See `AsyncClient.fetch_checkpoint`."""

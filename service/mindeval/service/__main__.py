@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindeval.service import logs, settings
+from mindeval.service import allocation, logs, settings
 from mindeval.service.data_directory import DataDirectoryError
 from mindeval.service.server import StartError, serve
 from mindeval.service.storage.sql.migrate import MigrationError
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"mindeval: {fault}", file=sys.stderr)
         return _USAGE_ERROR
     logs.set_up(chosen.log_level)
+    allocation.keep_chunks()
     if not chosen.is_loopback and not chosen.uses_tls:
         print(
             f"mindeval: WARNING: {chosen.listen} IS OPEN TO THE NETWORK WITHOUT TLS: anyone who reaches it can read "

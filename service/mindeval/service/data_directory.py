@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from pathlib import Path
 from typing import IO
 
@@ -21,6 +22,8 @@ class DataDirectory:
         database: File of the database.
         blobs: Folder of the visible blobs.
         uploads: Folder of the bytes on their way.
+        imports: Folder of what is fetched from object stores, emptied at every start.
+        cache: Folder of local copies of blobs that lie in an object store.
         runners: Folder with one working directory a device.
     """
 
@@ -29,6 +32,8 @@ class DataDirectory:
         self.database = self.root / "mindeval.db"
         self.blobs = self.root / "blobs"
         self.uploads = self.root / "uploads"
+        self.imports = self.root / "imports"
+        self.cache = self.root / "cache"
         self.runners = self.root / "runners"
         self._endpoint = self.root / "endpoint"
         self._lock: IO[str] | None = None
@@ -40,7 +45,7 @@ class DataDirectory:
             DataDirectoryError: When another service holds it, or it cannot be written.
         """
         try:
-            for folder in (self.root, self.blobs, self.uploads, self.runners):
+            for folder in (self.root, self.blobs, self.uploads, self.imports, self.runners):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = open(self.root / "lock", "a+")  # noqa: SIM115 - held until release()
         except OSError as error:
@@ -54,6 +59,8 @@ class DataDirectory:
             raise DataDirectoryError(
                 f"another service uses the data directory {self.root} (process {holder or 'unknown'})"
             ) from None
+        for leftover in self.imports.iterdir():
+            shutil.rmtree(leftover, ignore_errors=True)
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
         lock.flush()

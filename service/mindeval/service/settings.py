@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import json
+import os
 import shlex
 import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from mindeval.formats.errors import MindEvalError
+from mindeval.formats.names import check_id
+from mindeval.service.ingest.uris import ANY_PROJECT, parse_uri
+from mindeval.service.storage.s3_store import parse_address
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -76,6 +84,20 @@ class Settings:
     """Size of the largest blob that is accepted."""
     min_free_bytes: int = 256 << 20
     """Bytes of disk that uploads must leave free."""
+    blob_store: str = "folder"
+    """Where blobs lie: "folder" for the data directory, "s3://BUCKET/PREFIX" for S3 or what speaks its protocol (OBS,
+    MinIO; needs mindeval[s3]). Keys come from where boto3 finds them: AWS_ACCESS_KEY_ID and the like, or a role."""
+    blob_cache_bytes: int = 64 << 30
+    """Bytes that local copies of blobs in an object store may take; what a running evaluation needs is not counted."""
+    project_budget_bytes: int = 0
+    """Bytes that the blobs of a project may take; what nothing needs is collected beyond them. 0 for no limit."""
+    blob_grace_s: float = 3600.0
+    """Seconds for which a blob stays that a client was told about or something has used, whatever the budget says."""
+    storage_roots: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """URIs (file:///..., s3://bucket/...) below which checkpoints may be named, by project; "*" stands for every one.
+    Nothing is allowed by default."""
+    s3_endpoint_url: str = ""
+    """Address of an S3-compatible object store, such as "https://obs.cn-north-4.myhuaweicloud.com"; "" for Amazon's."""
     log_level: str = "info"
     """Least severe records that are logged: debug, info, warning or error."""
 
@@ -186,6 +208,17 @@ def _check(settings: Settings) -> list[str]:
         settings.device_names()
     except ValueError as error:
         faults.append(f"devices: {error}")
+    if settings.blob_store != "folder":
+        try:
+            parse_address(settings.blob_store)
+        except ValueError as error:
+            faults.append(f"blob_store: neither 'folder' nor an object store: {error}")
+    data_dir = str(settings.data_dir.resolve())
+    for root in {uri for uris in settings.storage_roots.values() for uri in uris}:
+        place = parse_uri(root)
+        path = os.path.realpath(place.path)
+        if place.scheme == "file" and os.path.commonpath([path, data_dir]) in (path, data_dir):
+            faults.append(f"storage_roots: {root} holds, or lies in, the data directory {settings.data_dir}")
     if not settings.runner_command:
         faults.append("runner_command: must not be empty")
     if settings.log_level not in LOG_LEVELS:
@@ -251,6 +284,24 @@ def _truth(value: Any) -> bool:
     raise ValueError(f"{value!r} is neither true nor false")
 
 
+def _storage_roots(value: Any) -> Mapping[str, tuple[str, ...]]:
+    if isinstance(value, str):
+        value = json.loads(value)
+    if not isinstance(value, Mapping):
+        raise TypeError(f'{value!r} is not a table such as {{"team-a" = ["file:///shared/team-a"]}}')
+    roots: dict[str, tuple[str, ...]] = {}
+    for project, uris in value.items():
+        if not isinstance(uris, (list, tuple)):
+            raise TypeError(f"{project}: {uris!r} is not a list of URIs")
+        try:
+            if project != ANY_PROJECT:
+                check_id(project, "project")
+            roots[project] = tuple(str(parse_uri(_text(uri), "root")) for uri in uris)
+        except MindEvalError as error:
+            raise ValueError(f"{project}: {error.message}") from None
+    return MappingProxyType(roots)
+
+
 def _command(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(shlex.split(value))
@@ -267,4 +318,5 @@ _CONVERTERS: dict[Any, Callable[[Any], Any]] = {
     int: _whole_number,
     bool: _truth,
     tuple[str, ...]: _command,
+    Mapping[str, tuple[str, ...]]: _storage_roots,
 }

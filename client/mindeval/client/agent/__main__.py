@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 
+from mindeval.client._memory import keep_freed_memory
+
 
 def main() -> None:
     """Runs the agent on standard input and output."""
@@ -17,6 +19,7 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="mindeval agent: %(levelname)s %(message)s")
     # Ctrl-C reaches the trainer as well, which decides and then says `stop` or ends our input.
+    keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_run(lines_out))
 

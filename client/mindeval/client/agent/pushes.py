@@ -9,13 +9,15 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 
-from mindeval.client import _content, _sources, _upload, _watch
+from mindeval.client import _content, _push, _sources, _watch
 from mindeval.client._connection import Closing, Connection
 from mindeval.client._errors import ServiceError
 from mindeval.client.agent.lines import LineWriter
 from mindeval.client.agent.messages import Push, Start, Watch
 from mindeval.client.agent.results import error_fields, get_evaluation, tell_failure, tell_result
+from mindeval.formats.checkpoints import TensorContent
 from mindeval.formats.errors import MindEvalError
+from mindeval.formats.readers import read_safetensors
 from mindeval.v1 import evaluation_pb2
 
 _log = logging.getLogger("mindeval.agent")
@@ -39,7 +41,7 @@ class RideAlong:
         if self._contents is None:
             contents = _content.file_contents(self._files, {})
             if sum(content.size_bytes for content in contents.values()) <= _MAX_KEPT_BYTES:
-                with _content.SpanReader() as reader:
+                with _content.ContentReader() as reader:
                     contents = {
                         name: _content.Inline(reader.read(content, 0, content.size_bytes))
                         for name, content in contents.items()
@@ -162,16 +164,16 @@ class PushJob(Job):
 
     async def _send(self) -> str:
         started = time.monotonic()
-        hashed = await asyncio.to_thread(self._hash)
-        pushed = await _upload.push(self._connection, self._start.parent, hashed, started=started)
+        source = await asyncio.to_thread(self._open)
+        pushed = await _push.push(self._connection, self._start.parent, source, started=started)
         self._release(pushed.bytes_sent, pushed.bytes_total, pushed.seconds)
         return pushed.digest
 
-    def _hash(self) -> _sources.HashedCheckpoint:
-        weights = _sources.open_weights(self._push.weights)
+    def _open(self) -> _sources.PushSource:
+        tensors = read_safetensors(self._push.weights).tensors
         # Without stamps: the trainer vouches for the file until it is released, and some file systems move the
         # modification time of a mapped file when they write it back.
-        return _sources.hash_checkpoint(_sources.CheckpointSource(weights.tensors, self._ride_along.contents()))
+        return _sources.PushSource([TensorContent.of(tensor) for tensor in tensors], self._ride_along.contents())
 
     def _request(self, digest: str) -> evaluation_pb2.EvaluateCheckpointRequest:
         return evaluation_pb2.EvaluateCheckpointRequest(

@@ -181,9 +181,11 @@ class Session:
             self._status("error", error.reason, error.message)
 
     async def _fetch(self, link: _Link, number: int, evaluation: str, path: str) -> None:
-        error: dict[str, Any] | None = None
+        # Said unless something better is known: a file that is not there must not be told to be.
+        error: dict[str, Any] | None = error_fields("INTERNAL", "push agent: the fetch failed; see its log", {})
         try:
             await self._unless_lost_for_long(link, _fetch_now(link, evaluation, path))
+            error = None
         except MindEvalError as failure:
             error = error_fields(failure.reason, failure.message, failure.metadata)
         except OSError as failure:

@@ -2,6 +2,8 @@
 
 parser     what may be typed
 commands   the short ones: suite, dataset, list, get, cancel
+pushing    push
+checkpoints list, show, diff, pin, unpin, delete
 evaluating evaluate and watch
 serving    serve
 progress   bar on a terminal, plain lines elsewhere

@@ -8,7 +8,16 @@ import math
 from datetime import datetime, timezone
 from typing import Any
 
-from mindeval.client._results import Dataset, EvaluationResult, Failure, Metric, Suite
+from mindeval.client._results import (
+    Checkpoint,
+    CheckpointDiff,
+    Dataset,
+    EvaluationResult,
+    Failure,
+    Metric,
+    PushedCheckpoint,
+    Suite,
+)
 
 
 def evaluation(result: EvaluationResult) -> dict[str, Any]:
@@ -91,6 +100,53 @@ def dataset(value: Dataset) -> dict[str, Any]:
         "files": [{"path": path, "size_bytes": size, "digest": digest} for path, size, digest in value.files],
         "create_time": _time(value.create_time),
         **_created(value.created),
+    }
+
+
+def checkpoint(value: Checkpoint) -> dict[str, Any]:
+    """A checkpoint."""
+    return {
+        "name": value.name,
+        "digest": value.digest,
+        "state": value.state,
+        "size_bytes": value.size_bytes,
+        "own_size_bytes": value.own_size_bytes,
+        "tensor_count": value.tensor_count,
+        "pinned": value.pinned,
+        "steps": [{"run": run, "step": step} for run, step in value.steps],
+        "create_time": _time(value.create_time),
+        "use_time": _time(value.use_time),
+        **_created(value.created),
+    }
+
+
+def checkpoint_diff(value: CheckpointDiff) -> dict[str, Any]:
+    """What differs between two checkpoints."""
+    return {
+        "equal_count": value.equal_count,
+        "different_count": value.different_count,
+        "differences": [
+            {
+                "name": entry.name,
+                "change": entry.change,
+                "relative_change": number(entry.relative_change),
+                "largest_difference": number(entry.largest_difference),
+                "size_bytes": entry.size_bytes,
+            }
+            for entry in value.differences
+        ],
+    }
+
+
+def pushed(value: PushedCheckpoint) -> dict[str, Any]:
+    """A push."""
+    return {
+        "digest": value.digest,
+        "bytes_total": value.bytes_total,
+        "bytes_sent": value.bytes_sent,
+        "blobs_total": value.blobs_total,
+        "blobs_sent": value.blobs_sent,
+        "seconds": round(value.seconds, 3),
     }
 
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
+import re
 
-from mindeval.client._results import EvaluationEvent, EvaluationResult, PushedCheckpoint, PushProgress
+from mindeval.client._checkpoints import is_uri
+from mindeval.client._results import EvaluationEvent, EvaluationResult
 from mindeval.client.cli import documents, tables
+from mindeval.client.cli.pushing import Uploading, pushed_text, watch_command
 from mindeval.client.cli.session import Session
 from mindeval.formats.digest import is_digest
+
+# What `checkpoints list` shows. Anything else is taken for a path that does not exist.
+_REGISTERED = re.compile(r"[0-9a-f]{4,64}\Z|[^@/]+@\d+\Z|projects/")
 
 
 async def evaluate(session: Session, options: argparse.Namespace) -> int:
@@ -15,11 +23,7 @@ async def evaluate(session: Session, options: argparse.Namespace) -> int:
     client = session.client
     session.interrupt_hint = " before the evaluation was created"
     await client.get_suite(options.suite)  # before a large checkpoint travels for nothing
-    digest = options.checkpoint
-    if not is_digest(digest):
-        pushed = await client.push_checkpoint(options.checkpoint, progress=_Uploading(session))
-        session.progress.say(_pushed_text(pushed))
-        digest = pushed.digest
+    digest = await _checkpoint(session, options)
     created = await client.create_evaluation(
         digest,
         options.suite,
@@ -30,7 +34,7 @@ async def evaluate(session: Session, options: argparse.Namespace) -> int:
         timeout_s=options.timeout,
     )
     if options.no_wait:
-        text = f"{created.name}  {created.state}\nfollow it with: {_watch_command(session, created.name)}"
+        text = f"{created.name}  {created.state}\nfollow it with: {watch_command(session, created.name)}"
         session.show(documents.evaluation(created), text)
         return 0
     return await _follow(session, created.name)
@@ -42,7 +46,7 @@ async def watch(session: Session, options: argparse.Namespace) -> int:
 
 
 async def _follow(session: Session, name: str) -> int:
-    session.interrupt_hint = f"; the evaluation goes on, follow it with: {_watch_command(session, name)}"
+    session.interrupt_hint = f"; the evaluation goes on, follow it with: {watch_command(session, name)}"
     result = await session.client.wait(name, on_event=_Following(session))
     session.show(documents.evaluation(result), tables.evaluation_text(result))
     if result.succeeded:
@@ -52,15 +56,16 @@ async def _follow(session: Session, name: str) -> int:
     return 1
 
 
-class _Uploading:
-    """Shows a push."""
-
-    def __init__(self, session: Session) -> None:
-        self._display = session.progress
-
-    def __call__(self, progress: PushProgress) -> None:
-        if progress.bytes_to_send:
-            self._display.update("upload", progress.bytes_sent, progress.bytes_to_send, "B")
+async def _checkpoint(session: Session, options: argparse.Namespace) -> str:
+    """What to evaluate: a digest, or a URI; pushed when it is a path."""
+    client, text = session.client, options.checkpoint
+    if is_digest(text) or is_uri(text):
+        return str(text)
+    if _REGISTERED.match(text) and not await asyncio.to_thread(os.path.exists, text):
+        return (await client.get_checkpoint(text)).digest
+    pushed = await client.push_checkpoint(text, model_files=options.model_files, progress=Uploading(session))
+    session.progress.say(pushed_text(pushed))
+    return pushed.digest
 
 
 class _Following:
@@ -89,15 +94,3 @@ class _Following:
 def _state_text(result: EvaluationResult) -> str:
     again = f" (attempt {result.attempt})" if result.attempt > 1 else ""
     return f"{tables.short(result.name)}: {result.state.lower()}{again}"
-
-
-def _pushed_text(pushed: PushedCheckpoint) -> str:
-    saved = pushed.bytes_total - pushed.bytes_sent
-    text = f"pushed {tables.size(pushed.bytes_sent)} in {pushed.seconds:.1f} s"
-    if saved > 0:
-        text += f", {tables.size(saved)} were there already"
-    return f"{text}: {pushed.digest}"
-
-
-def _watch_command(session: Session, name: str) -> str:
-    return f"mindeval {session.address_options()}watch {tables.short(name)}"

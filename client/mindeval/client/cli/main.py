@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from mindeval.client._memory import keep_freed_memory
 from mindeval.client.cli.parser import build_parser, command_index
 from mindeval.client.cli.serving import serve
 from mindeval.client.cli.session import Session
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(words)
     # gRPC's own log would mix with the one line of an error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    keep_freed_memory()
     session = Session(options)
     try:
         return asyncio.run(_run(session, options))

@@ -61,6 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_suite(commands, shared)
     _add_dataset(commands, shared)
+    _add_push(commands, shared)
+    _add_checkpoints(commands, shared)
     _add_evaluate(commands, shared)
     _add_readers(commands, shared)
     return parser
@@ -154,11 +156,70 @@ def _add_dataset(commands: Any, shared: argparse.ArgumentParser) -> None:
     get.set_defaults(run=_command("commands", "get_dataset"))
 
 
+def _add_push(commands: Any, shared: argparse.ArgumentParser) -> None:
+    push = commands.add_parser("push", help="send a checkpoint, or each one that a training saves", parents=[shared])
+    push.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="folder (Hugging Face, rank_N), .safetensors or .ckpt file, or a URI that the service reaches too",
+    )
+    push.add_argument("--run", dest="run_id", metavar="RUN", help="training run that it belongs to")
+    push.add_argument("--step", type=int, help="optimizer steps done (needs --run)")
+    push.add_argument("--epoch", type=float, default=0.0, help="epochs done")
+    push.add_argument(
+        "--evaluate", dest="suite", metavar="SUITE", help="have it evaluated; does not wait for the result"
+    )
+    push.add_argument(
+        "--model-files", metavar="DIR", help="folder with config.json or mindeval_model.json, and tokenizer"
+    )
+    push.add_argument(
+        "--watch", action="store_true", help="follow a folder and push each checkpoint once it is complete"
+    )
+    group = push.add_argument_group("with --watch")
+    group.add_argument(
+        "--poll", type=parse_duration, default=5.0, metavar="TIME", help="time between looks (default 5s)"
+    )
+    group.add_argument(
+        "--steps-per-epoch", type=int, metavar="N", help="for files that say epoch and step within it only"
+    )
+    group.add_argument("--state", metavar="FILE", help="what was pushed already (default: in the user's cache)")
+    push.set_defaults(run=_command("pushing", "push"))
+
+
+def _add_checkpoints(commands: Any, shared: argparse.ArgumentParser) -> None:
+    name_help = "digest, its first digits (at least four), or RUN@STEP"
+    parser = commands.add_parser(
+        "checkpoints", help="list, compare, pin or delete pushed checkpoints", parents=[shared]
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=_Parser)
+    listing = actions.add_parser("list", help="list them, most recently used first", parents=[shared])
+    listing.add_argument("--run", dest="run_id", metavar="RUN", help="only those of a run, by step")
+    listing.add_argument("--limit", type=int, default=50, help="at most this many (default 50)")
+    listing.set_defaults(run=_command("checkpoints", "list_checkpoints"))
+    diff = actions.add_parser("diff", help="which tensors differ, and by how much", parents=[shared])
+    diff.add_argument("base", metavar="BASE", help=name_help)
+    diff.add_argument("other", metavar="OTHER", help="the later one")
+    diff.add_argument("--names-only", action="store_true", help="do not compute by how much")
+    diff.set_defaults(run=_command("checkpoints", "diff_checkpoints"))
+    for action, text in (
+        ("show", "show one"),
+        ("pin", "keep one whatever the budget says"),
+        ("unpin", "let go of one"),
+        ("delete", "forget one; results of its evaluations stay"),
+    ):
+        command = actions.add_parser(action, help=text, parents=[shared])
+        command.add_argument("checkpoint", metavar="CHECKPOINT", help=name_help)
+        command.set_defaults(run=_command("checkpoints", f"{action}_checkpoint"))
+
+
 def _add_evaluate(commands: Any, shared: argparse.ArgumentParser) -> None:
     evaluate = commands.add_parser("evaluate", help="push a checkpoint and evaluate it", parents=[shared])
     evaluate.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="folder, .safetensors file, or digest of a pushed checkpoint"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="as for push; or digest, its first digits or RUN@STEP of a pushed checkpoint",
     )
+    evaluate.add_argument("--model-files", metavar="DIR", help="as for push")
     evaluate.add_argument("--suite", required=True, help="id or full name of the suite")
     evaluate.add_argument("--run", dest="run_id", metavar="RUN", help="training run that it belongs to")
     evaluate.add_argument("--step", type=int, default=0, help="optimizer steps done")

@@ -17,7 +17,7 @@ class ProgressDisplay:
     def say(self, text: str) -> None:
         """Something happened, once."""
 
-    def update(self, label: str, done: float, total: float, unit: str) -> None:
+    def update(self, label: str, done: float, total: float, unit: str, note: str = "") -> None:
         """Something goes on.
 
         Args:
@@ -25,6 +25,7 @@ class ProgressDisplay:
             done: Units done.
             total: Units in all; 0 when nobody knows.
             unit: "B" for bytes, else what is counted, such as "tokens".
+            note: What else there is to say.
         """
 
     def close(self) -> None:
@@ -55,7 +56,7 @@ class _Measured(ProgressDisplay):
         self._shown_at = now
         return True
 
-    def _describe(self, done: float, total: float, unit: str) -> str:
+    def _describe(self, done: float, total: float, unit: str, note: str) -> str:
         elapsed = time.monotonic() - self._began
         rate = (done - self._first) / elapsed if elapsed > 0.2 else 0.0
         parts = [f"{_amount(done, unit)}/{_amount(total, unit)}" if total else _amount(done, unit)]
@@ -63,6 +64,8 @@ class _Measured(ProgressDisplay):
             parts.append(f"{_amount(rate, unit)}/s")
             if total > done:
                 parts.append(f"{clock((total - done) / rate)} left")
+        if note:
+            parts.append(note)
         return "  ".join(parts)
 
 
@@ -78,7 +81,7 @@ class TerminalDisplay(_Measured):
         self._erase()
         print(text, file=self._stream, flush=True)
 
-    def update(self, label: str, done: float, total: float, unit: str) -> None:
+    def update(self, label: str, done: float, total: float, unit: str, note: str = "") -> None:
         """Draws the bar, at most ten times a second."""
         self._start(label, done)
         if not self._is_due(_REDRAW_S, bool(total) and done >= total):
@@ -86,7 +89,9 @@ class TerminalDisplay(_Measured):
         share = min(done / total, 1.0) if total else 0.0
         filled = int(share * _BAR_CELLS)
         bar = f"[{'#' * filled}{'-' * (_BAR_CELLS - filled)}] {share:4.0%}  " if total else ""
-        line = f"{label}  {bar}{self._describe(done, total, unit)}"[: max(shutil.get_terminal_size().columns - 1, 20)]
+        line = f"{label}  {bar}{self._describe(done, total, unit, note)}"[
+            : max(shutil.get_terminal_size().columns - 1, 20)
+        ]
         print("\r" + line.ljust(self._drawn), end="", file=self._stream, flush=True)
         self._drawn = len(line)
 
@@ -107,12 +112,12 @@ class LineDisplay(_Measured):
         """Prints the text."""
         print(text, file=self._stream, flush=True)
 
-    def update(self, label: str, done: float, total: float, unit: str) -> None:
+    def update(self, label: str, done: float, total: float, unit: str, note: str = "") -> None:
         """Prints a line every ten seconds; short work prints none, its end is told by `say`."""
         if self._start(label, done):
             self._shown_at = time.monotonic()
         elif self._is_due(_LINE_S, at_end=False):
-            print(f"{label}: {self._describe(done, total, unit)}", file=self._stream, flush=True)
+            print(f"{label}: {self._describe(done, total, unit, note)}", file=self._stream, flush=True)
 
 
 def make_display(stream: TextIO, quiet: bool) -> ProgressDisplay:

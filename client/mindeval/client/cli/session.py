@@ -81,6 +81,13 @@ class Session:
         elif text:
             print(text)
 
+    def report(self, document: Mapping[str, Any], text: str) -> None:
+        """Prints one of many results as it comes: a line of JSON with --json, the text otherwise."""
+        self.progress.close()
+        if self._options.json:
+            text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+        print(text, flush=True)
+
     def fail(self, reason: str, message: str, metadata: Mapping[str, str], *, document: bool = True) -> None:
         """Prints an error: one line on standard error and, with --json, a document unless there is one already."""
         line = " ".join(message.split())

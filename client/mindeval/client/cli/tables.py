@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Sequence
 from datetime import datetime
 
 import yaml
 
-from mindeval.client._results import Dataset, EvaluationResult, Failure, Suite
+from mindeval.client._results import (
+    Checkpoint,
+    CheckpointDiff,
+    Dataset,
+    EvaluationResult,
+    Failure,
+    Suite,
+    TensorDifference,
+)
 
 _LEFT, _RIGHT = "<", ">"
 _SHOWN_METRICS = 3
@@ -142,6 +151,73 @@ def dataset_text(dataset: Dataset) -> str:
         head += f", padding token {dataset.padding_token}"
     rows = [[path, size(size_bytes), digest] for path, size_bytes, digest in dataset.files]
     return f"{head}\n\n{table(('file', 'size', 'digest'), rows, '<><')}"
+
+
+def checkpoints_text(checkpoints: Sequence[Checkpoint]) -> str:
+    """Checkpoints, one a line."""
+    if not checkpoints:
+        return "no checkpoints"
+    rows = [
+        [
+            _digits(item.digest),
+            item.state + (" pinned" if item.pinned else ""),
+            _steps(item.steps[:1]) + (f" +{len(item.steps) - 1}" if len(item.steps) > 1 else ""),
+            size(item.size_bytes),
+            size(item.own_size_bytes),
+            local_time(item.use_time),
+        ]
+        for item in checkpoints
+    ]
+    return table(("checkpoint", "state", "run@step", "size", "own", "used"), rows, "<<<>><")
+
+
+def checkpoint_text(item: Checkpoint) -> str:
+    """A checkpoint, one property a line."""
+    rows = [
+        ["name", item.name],
+        ["digest", item.digest],
+        ["state", item.state + (", pinned" if item.pinned else "")],
+        ["size", f"{size(item.size_bytes)}, of which {size(item.own_size_bytes)} are in no other checkpoint"],
+        ["tensors", f"{item.tensor_count:,}"],
+        ["steps", _steps(item.steps)],
+        ["created", local_time(item.create_time)],
+        ["used", local_time(item.use_time)],
+    ]
+    return "\n".join(f"{name:<8} {value}" for name, value in rows)
+
+
+def checkpoint_diff_text(diff: CheckpointDiff) -> str:
+    """Tensors that differ, the largest relative change first."""
+    head = f"{diff.different_count:,} tensors differ, {diff.equal_count:,} are the same"
+    if not diff.differences:
+        return head
+    ordered = sorted(diff.differences, key=lambda entry: (-_rank(entry), entry.name))
+    rows = [
+        [
+            entry.name,
+            entry.change.lower(),
+            "-" if entry.relative_change is None else f"{entry.relative_change:.3g}",
+            "-" if entry.largest_difference is None else f"{entry.largest_difference:.3g}",
+            size(entry.size_bytes),
+        ]
+        for entry in ordered
+    ]
+    return f"{head}\n\n{table(('tensor', 'change', 'relative', 'largest', 'size'), rows, '<<>>>')}"
+
+
+def _rank(entry: TensorDifference) -> float:
+    # Without a number: another shape, added, removed. These come first; NaN too, which means that weights are broken.
+    if entry.relative_change is None or math.isnan(entry.relative_change):
+        return math.inf
+    return entry.relative_change
+
+
+def _steps(steps: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{run}@{step}" for run, step in steps) or "-"
+
+
+def _digits(digest: str) -> str:
+    return digest.rsplit(":", 1)[-1][:12]
 
 
 def failure_of(result: EvaluationResult) -> Failure:

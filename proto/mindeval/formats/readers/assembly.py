@@ -24,14 +24,20 @@ CHUNK_BYTES = 1 << 20
 
 
 def iter_bytes(
-    tensor: AssembledTensor, chunk_bytes: int = CHUNK_BYTES, pool: FilePool | None = None
+    tensor: AssembledTensor,
+    chunk_bytes: int = CHUNK_BYTES,
+    pool: FilePool | None = None,
+    begin: int = 0,
+    end: int | None = None,
 ) -> Iterator[bytes]:
-    """The full tensor's bytes, in order; takes about three times `chunk_bytes` of memory.
+    """The full tensor's bytes [begin, end), in order; takes about three times `chunk_bytes` of memory.
 
     Args:
         tensor: What `assemble` returned.
         chunk_bytes: Length of a piece, at most.
         pool: Open files to share over several tensors; None for files of its own.
+        begin: First byte; what comes before it is not read, but for the rest of its row.
+        end: Behind the last byte; None for all.
 
     Raises:
         FormatError: CHECKPOINT_TRUNCATED when a file is shorter by now, CHECKPOINT_UNREADABLE when it cannot be read.
@@ -41,11 +47,12 @@ def iter_bytes(
         raise ValueError(f"chunk_bytes is {chunk_bytes}; at least 1 is needed")
     if sum(prod(part.sizes) for part in tensor.parts) != prod(tensor.shape):
         raise ValueError(f"the parts of {tensor.name!r} do not tile it")
-    if tensor.size_bytes == 0:
+    end = tensor.size_bytes if end is None else min(end, tensor.size_bytes)
+    if begin >= end:
         return
     shape, blocks = _join_axes(tensor)
     with nullcontext(pool) if pool is not None else FilePool() as files:
-        yield from _emit(shape, blocks, chunk_bytes, files)
+        yield from _emit(shape, blocks, chunk_bytes, files, begin, end)
 
 
 def iter_record_bytes(
@@ -97,18 +104,29 @@ def _join_axes(tensor: AssembledTensor) -> tuple[tuple[int, ...], list[_Block]]:
     return tuple(shape), blocks
 
 
-def _emit(shape: tuple[int, ...], blocks: Sequence[_Block], chunk_bytes: int, files: FilePool) -> Iterator[bytes]:
+def _emit(
+    shape: tuple[int, ...], blocks: Sequence[_Block], chunk_bytes: int, files: FilePool, begin: int, end: int
+) -> Iterator[bytes]:
+    """Bytes [begin, end) of the table; there is at least one."""
     row_bytes = prod(shape[1:])
+    first_row, last_row = begin // row_bytes, -(-end // row_bytes)
     if len(shape) == 1 or row_bytes <= chunk_bytes:
         rows = chunk_bytes // row_bytes
-        for begin in sorted({block.offsets[0] for block in blocks}):
-            members = [block for block in blocks if block.offsets[0] == begin]
-            end = begin + members[0].sizes[0]
-            for row in range(begin, end, rows):
-                yield _band(shape, members, row, min(rows, end - row), files)
+        for start in sorted({block.offsets[0] for block in blocks}):
+            members = [block for block in blocks if block.offsets[0] == start]
+            stop = min(start + members[0].sizes[0], last_row)
+            for row in range(max(start, first_row), stop, rows):
+                count = min(rows, stop - row)
+                band = _band(shape, members, row, count, files)
+                base = row * row_bytes
+                # Only the first and the last band can reach beyond what was asked for.
+                yield band[max(begin - base, 0) : end - base] if begin > base or end < base + len(band) else band
         return
-    for row in range(shape[0]):
-        yield from _emit(shape[1:], [_row_of(b, row) for b in blocks if _has_row(b, row)], chunk_bytes, files)
+    for row in range(first_row, last_row):
+        base = row * row_bytes
+        inner = [_row_of(block, row) for block in blocks if _has_row(block, row)]
+        low, high = max(begin - base, 0), min(end - base, row_bytes)
+        yield from _emit(shape[1:], inner, chunk_bytes, files, low, high)
 
 
 def _band(shape: tuple[int, ...], members: Sequence[_Block], row: int, rows: int, files: FilePool) -> bytes:

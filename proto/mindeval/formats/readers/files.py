@@ -5,10 +5,11 @@ A memory map of a file that is cut short ends the process with SIGBUS, so nothin
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Union
@@ -37,8 +38,10 @@ def corrupt(path: PathLike, what: str, tensor: str = "") -> FormatError:
 
 
 def os_error(path: PathLike, error: OSError) -> FormatError:
-    """The error for a file that the system does not let us read."""
-    return unreadable(path, (error.strerror or str(error)).lower())
+    """The error for a file that the system does not let us read; metadata hold the name of the errno."""
+    found = unreadable(path, (error.strerror or str(error)).lower())
+    found.metadata["errno"] = errno.errorcode.get(error.errno or 0, "")
+    return found
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
@@ -104,9 +107,16 @@ class FilePool:
     A file is known by its path: one that is replaced while it is open is still read as it was.
     """
 
-    def __init__(self, max_open: int = 32) -> None:
-        """Takes how many files may be open at once."""
+    def __init__(self, max_open: int = 32, check: Callable[[str, int], None] | None = None) -> None:
+        """Prepares a pool.
+
+        Args:
+            max_open: How many files may be open at once.
+            check: Called with the path and the descriptor of each file that was opened; raises when it is not the one
+                that is meant.
+        """
         self._max_open = max_open
+        self._check = check
         self._descriptors: OrderedDict[str, int] = OrderedDict()
 
     def __enter__(self) -> FilePool:
@@ -148,7 +158,9 @@ class FilePool:
         descriptor = _open(path)
         try:
             _regular_status(path, descriptor)
-        except FormatError:
+            if self._check is not None:
+                self._check(path, descriptor)
+        except BaseException:
             os.close(descriptor)
             raise
         self._descriptors[path] = descriptor

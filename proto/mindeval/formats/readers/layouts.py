@@ -33,6 +33,9 @@ KINDS = ("hugging_face", "network", "full", "trainable", "file")
 network folder; a ModelCheckpoint or CheckpointMonitor file, which may hold the optimizer's state too; trained
 parameters only; a file that follows no rule."""
 
+MONITOR_FOLDERS = {"checkpoint": "full", "checkpoint_network": "network", "checkpoint_trainable": "trainable"}
+"""Kind of the checkpoints in each folder that MindFormers' CheckpointMonitor writes."""
+
 INDEX_FILE = "model.safetensors.index.json"
 MAX_ENTRIES = 100_000
 _MAX_INDEX_BYTES = 64 << 20
@@ -42,7 +45,6 @@ _RANK_FOLDER = re.compile(r"rank_(\d{1,7})\Z")
 _STEP_FOLDER = re.compile(r"(?:checkpoint|step|iter|global_step)[-_](\d{1,15})\Z")
 _STEP_FILE = re.compile(r"(.+)-(\d{1,15})_(\d{1,15})\.(ckpt|safetensors)\Z", re.DOTALL)
 _RANK_IN_PREFIX = re.compile(r"_rank_\d+(?=\Z|[-_])")
-_MONITOR_FOLDERS = {"checkpoint": "full", "checkpoint_network": "network", "checkpoint_trainable": "trainable"}
 _MONITOR_ENDINGS = ("-network", "-trainable_params")
 _STRATEGY_NAME = re.compile(r"(?:ckpt_strategy|.*_strategy|strategy|merged_ckpt_strategy)[^/]*\.ckpt\Z")
 
@@ -187,8 +189,8 @@ class _Scan:
         yield from self._flat(self._root, entries, None)
         yield from self._ranked(self._root, entries, self._root_kind(), strategies)
         for name, entry in folders.items():
-            if name in _MONITOR_FOLDERS:
-                yield from self._ranked(entry.path, self._list(entry.path), _MONITOR_FOLDERS[name], strategies)
+            if name in MONITOR_FOLDERS:
+                yield from self._ranked(entry.path, self._list(entry.path), MONITOR_FOLDERS[name], strategies)
                 continue
             match = _STEP_FOLDER.match(name)
             if match:
@@ -196,7 +198,7 @@ class _Scan:
 
     def _root_kind(self) -> str:
         name = os.path.basename(os.path.realpath(self._root))
-        return _MONITOR_FOLDERS.get(name, "full")
+        return MONITOR_FOLDERS.get(name, "full")
 
     def _flat(self, folder: str, entries: list[_Entry], step: int | None) -> Iterator[Candidate]:
         """The checkpoints whose files lie in the folder itself."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -96,8 +97,12 @@ def read_mindspore_ckpt(path: PathLike) -> CheckpointFile:
         )
 
 
-def verify_crc(checkpoint: CheckpointFile) -> bool:
+def verify_crc(checkpoint: CheckpointFile, on_piece: Callable[[], None] | None = None) -> bool:
     """Compares the file with the checksum at its end; reads the whole file, a piece at a time.
+
+    Args:
+        checkpoint: The file.
+        on_piece: Called before each piece; may raise to end it.
 
     Returns:
         False when the writer left no checksum.
@@ -110,6 +115,8 @@ def verify_crc(checkpoint: CheckpointFile) -> bool:
     found = position = 0
     with open_regular(checkpoint.path) as (descriptor, _):
         while position < checkpoint.payload_end:
+            if on_piece is not None:
+                on_piece()
             want = min(_CRC_READ_BYTES, checkpoint.payload_end - position)
             piece = read_at(descriptor, position, want, checkpoint.path)
             if len(piece) < want:

@@ -14,7 +14,7 @@ Which rank holds which slice follows from the layout (see `strategy`), checked a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from mindeval.formats.digest import Hasher
 from mindeval.formats.errors import FormatError
@@ -71,18 +71,22 @@ def assemble_replicated(files: Mapping[int, PathLike], names: Iterable[str] | No
     return [_whole(name, _holders(name, opened)) for name in _wanted(opened, names)]
 
 
-def verify_replicas(tensors: Iterable[AssembledTensor]) -> None:
+def verify_replicas(tensors: Iterable[AssembledTensor], on_piece: Callable[[], None] | None = None) -> None:
     """Compares all copies of each slice by digest; reads every byte of all ranks, a piece at a time.
+
+    Args:
+        tensors: What `assemble` or `assemble_replicated` returned.
+        on_piece: Called before each piece; may raise to end it.
 
     Raises:
         FormatError: CHECKPOINT_UNREADABLE when two ranks disagree; metadata name the rank, the file and the tensor.
     """
     with FilePool() as pool:
         for tensor in tensors:
-            digests = {part.offsets: _digest(part.record, pool) for part in tensor.parts if tensor.replicas}
+            digests = {part.offsets: _digest(part.record, pool, on_piece) for part in tensor.parts if tensor.replicas}
             first = {part.offsets: part for part in tensor.parts}
             for copy in tensor.replicas:
-                if _digest(copy.record, pool) != digests[copy.offsets]:
+                if _digest(copy.record, pool, on_piece) != digests[copy.offsets]:
                     other = first[copy.offsets]
                     raise _rank_error(
                         copy.rank,
@@ -242,9 +246,11 @@ def _rank_error(rank: int, path: PathLike, what: str, tensor: str = "") -> Forma
     return error
 
 
-def _digest(record: TensorRecord, pool: FilePool) -> str:
+def _digest(record: TensorRecord, pool: FilePool, on_piece: Callable[[], None] | None) -> str:
     hasher = Hasher()
     pieces: Iterator[bytes] = iter_record_bytes(record, _COMPARE_BYTES, pool)
     for piece in pieces:
+        if on_piece is not None:
+            on_piece()
         hasher.update(piece)
     return hasher.digest()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 
-from mindeval.formats.digest import check_digest, digest_bytes
+from mindeval.formats.digest import digest_bytes
 from mindeval.formats.names import parse_project
 from mindeval.service.api import checks
+from mindeval.service.api.checkpoint_source import check_source
 from mindeval.service.api.registry import find_version, task_dataset
 from mindeval.service.build import evaluator_build
 from mindeval.service.errors import FieldError
 from mindeval.service.runtime.task_settings import check_task
-from mindeval.service.scheduling.jobs import read_manifest, require_blobs
+from mindeval.service.scheduling.jobs import require_blobs
 from mindeval.service.storage.access import StoreAccess
-from mindeval.service.storage.blobs import BlobFolder
-from mindeval.service.storage.records import ConflictPolicy, NewEvaluation
+from mindeval.service.storage.library import BlobLibrary
+from mindeval.service.storage.records import CheckpointContent, ConflictPolicy, NewEvaluation
 from mindeval.v1 import evaluation_pb2 as pb
 
 MAX_PARAMETERS = 32
@@ -22,6 +24,7 @@ MAX_PARAMETER_LENGTH = 256
 MAX_TIMEOUT_S = 30 * 86_400.0
 
 Request = pb.CreateEvaluationRequest | pb.EvaluateCheckpointRequest
+FindCheckpoint = Callable[[str, pb.CheckpointSource], Awaitable[CheckpointContent | None]]
 
 _POLICIES = {
     pb.CONFLICT_POLICY_UNSPECIFIED: ConflictPolicy.USE_EXISTING,
@@ -49,21 +52,28 @@ def conflict_policy(request: Request) -> ConflictPolicy:
     return _POLICIES[request.conflict_policy]
 
 
-async def resolve(request: Request, access: StoreAccess, folder: BlobFolder) -> NewEvaluation:
+async def resolve(
+    request: Request, access: StoreAccess, library: BlobLibrary, find_checkpoint: FindCheckpoint
+) -> NewEvaluation:
     """Checks a request and resolves its names.
+
+    Args:
+        request: The request.
+        access: The database.
+        library: The blobs.
+        find_checkpoint: Finds the checkpoint in a project; called once everything else was found to be right. None
+            from it leaves the digest of the checkpoint open.
 
     Raises:
         MindEvalError: INVALID_FIELD, SUITE_NOT_FOUND, DATASET_NOT_FOUND, UNKNOWN_TASK_TYPE, UNKNOWN_METRIC,
-            BLOB_MISSING or MANIFEST_INVALID.
+            BLOB_MISSING, and what `find_checkpoint` raises.
     """
     project = parse_project(request.parent, "parent")
     spec = request.spec
     policy = conflict_policy(request)
     _check_scalars(spec)
     run = checks.name_in(project, spec.run, "runs", "spec.run").id if spec.run else ""
-    if spec.checkpoint.WhichOneof("source") is None:
-        raise FieldError("spec.checkpoint", "is required: the digest of an uploaded manifest")
-    checkpoint = check_digest(spec.checkpoint.manifest, "spec.checkpoint.manifest")
+    check_source(spec.checkpoint, "spec.checkpoint")
     suite = await find_version(access, checks.name_in(project, spec.suite, "suites", "spec.suite"))
     datasets = []
     for i, task in enumerate(suite.content["tasks"]):
@@ -72,10 +82,10 @@ async def resolve(request: Request, access: StoreAccess, folder: BlobFolder) -> 
         name = task_dataset(project, task["dataset"], f"tasks[{i}].dataset")
         dataset = await find_version(access, name)
         sizes = {file["digest"]: file["size_bytes"] for file in dataset.content["files"]}
-        await require_blobs(access, project, sizes, f"dataset {dataset.name}")
+        await require_blobs(library, project, sizes, f"dataset {dataset.name}")
         datasets.append(dataset.name)
-    manifest = await read_manifest(access, folder, project, checkpoint)
-    await require_blobs(access, project, manifest.blobs(), "the checkpoint")
+    content = await find_checkpoint(project, spec.checkpoint)
+    checkpoint = content.manifest if content is not None else ""
     parameters = dict(spec.parameters)
     natural_key = [project, run, spec.step, suite.name, datasets, checkpoint, sorted(parameters.items())]
     return NewEvaluation(
@@ -94,6 +104,8 @@ async def resolve(request: Request, access: StoreAccess, folder: BlobFolder) -> 
         parameters=parameters,
         natural_key=digest_bytes(json.dumps(natural_key).encode("utf-8")) if run else "",
         conflict_policy=policy,
+        content=content,
+        checkpoint_uri=spec.checkpoint.uri,
     )
 
 

@@ -10,14 +10,16 @@ import grpc.aio
 
 from mindeval.formats.names import parse, parse_project
 from mindeval.service.api import checks, creation
+from mindeval.service.api.checkpoint_source import CheckpointSources
 from mindeval.service.api.filter import parse_filter, parse_order
 from mindeval.service.api.paging import Pager, fitting
 from mindeval.service.background import Background
 from mindeval.service.errors import ServiceError
+from mindeval.service.ingest.importer import Importer
 from mindeval.service.scheduling.scheduler import Scheduler
 from mindeval.service.storage.access import StoreAccess
-from mindeval.service.storage.blobs import BlobFolder
 from mindeval.service.storage.feed import EventFeed
+from mindeval.service.storage.library import BlobLibrary
 from mindeval.service.storage.records import EvaluationQuery, EvaluationRecord, NewEvaluation, now_us
 from mindeval.service.storage.wire import evaluation_message, timestamp
 from mindeval.v1 import evaluation_pb2 as pb
@@ -32,14 +34,16 @@ class EvaluationApi(evaluation_pb2_grpc.EvaluationServiceServicer):
     def __init__(
         self,
         access: StoreAccess,
-        folder: BlobFolder,
+        library: BlobLibrary,
+        importer: Importer,
         feed: EventFeed,
         scheduler: Scheduler,
         background: Background,
     ) -> None:
         self._access = access
         self._evaluations = access.store.evaluations
-        self._folder = folder
+        self._library = library
+        self._sources = CheckpointSources(library, importer)
         self._feed = feed
         self._scheduler = scheduler
         self._background = background
@@ -58,7 +62,7 @@ class EvaluationApi(evaluation_pb2_grpc.EvaluationServiceServicer):
     ) -> pb.CreateEvaluationResponse:
         """Creates an evaluation."""
         if request.validate_only:
-            new = await creation.resolve(request, self._access, self._folder)
+            new = await creation.resolve(request, self._access, self._library, self._sources.look)
             record = await self._access.read(self._evaluations.preview, new)
             return pb.CreateEvaluationResponse(evaluation=evaluation_message(record), created=False)
         record, created = await self._create(request)
@@ -130,7 +134,7 @@ class EvaluationApi(evaluation_pb2_grpc.EvaluationServiceServicer):
         )
         if earlier is not None:
             return earlier, False
-        new = await creation.resolve(request, self._access, self._folder)
+        new = await creation.resolve(request, self._access, self._library, self._sources.load)
         return await self._background.to_the_end(self._submit(new))
 
     async def _submit(self, new: NewEvaluation) -> tuple[EvaluationRecord, bool]:

@@ -20,6 +20,7 @@ from mindeval.service.api.content import (
 from mindeval.service.api.paging import Pager, fitting
 from mindeval.service.errors import BlobsMissingError, FieldError, ServiceError
 from mindeval.service.storage.access import StoreAccess
+from mindeval.service.storage.library import BlobLibrary
 from mindeval.service.storage.records import VersionRecord
 from mindeval.v1 import registry_pb2 as pb
 from mindeval.v1 import registry_pb2_grpc
@@ -58,8 +59,9 @@ def task_dataset(project: str, text: str, field: str) -> ResourceName:
 class RegistryApi(registry_pb2_grpc.RegistryServiceServicer):
     """See registry.proto."""
 
-    def __init__(self, access: StoreAccess) -> None:
+    def __init__(self, access: StoreAccess, library: BlobLibrary) -> None:
         self._access = access
+        self._library = library
         self._registry = access.store.registry
 
     async def PutDataset(  # noqa: N802 - named by the proto
@@ -137,7 +139,7 @@ class RegistryApi(registry_pb2_grpc.RegistryServiceServicer):
 
     async def _require_files(self, project: str, files: list[dict[str, Any]]) -> None:
         digests = [file["digest"] for file in files]
-        held = await self._access.read(self._access.store.blobs.sizes, project, digests)
+        held = await self._library.sizes(project, digests)
         missing = [digest for digest in digests if digest not in held]
         if missing:
             raise BlobsMissingError("the dataset", missing)

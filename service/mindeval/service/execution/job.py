@@ -9,6 +9,7 @@ from typing import Any, TypeVar, Union
 
 from mindeval.formats import frames
 from mindeval.service.errors import ServiceError, known_reason
+from mindeval.service.runtime.messages import BlobLocation
 from mindeval.service.storage.records import Failure, ProgressRecord, Statistics
 
 T = TypeVar("T")
@@ -30,16 +31,16 @@ class Job:
 
     Attributes:
         id: Names the attempt; every report repeats it.
-        manifest: Path of the manifest blob.
+        manifest: Where the manifest lies.
         checkpoint: Its digest.
-        blobs: Paths by digest, of everything that the manifest names.
+        blobs: Where everything that the manifest names lies, by digest.
         tasks: As in docs/formats.md.
     """
 
     id: str
-    manifest: str
+    manifest: BlobLocation
     checkpoint: str
-    blobs: Mapping[str, str]
+    blobs: Mapping[str, BlobLocation]
     tasks: Sequence[Mapping[str, Any]]
 
     @cached_property

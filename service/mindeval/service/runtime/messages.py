@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindeval.service.runtime.errors import RunnerError
 
 DATASET_FORMATS = ("text", "text_lines", "jsonl", "tokens_npy")
+
+
+class BlobLocation(NamedTuple):
+    """Where the bytes of a blob lie; small blobs share a file.
+
+    Attributes:
+        path: The file.
+        offset: First byte of the blob in it.
+        size_bytes: How many there are.
+    """
+
+    path: str
+    offset: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -18,12 +32,12 @@ class DatasetFile:
     Attributes:
         path: Its name in messages and sample ids.
         digest: Digest of its bytes.
-        location: File of the blob.
+        location: Where they lie.
     """
 
     path: str
     digest: str
-    location: str
+    location: BlobLocation
 
 
 @dataclass(frozen=True)
@@ -64,16 +78,16 @@ class JobRequest:
 
     Attributes:
         job: Name of the job.
-        manifest: File of the manifest's blob.
-        checkpoint: Digest of the manifest.
-        blobs: File of each blob of the checkpoint, by digest.
+        manifest: Where the manifest lies.
+        checkpoint: Its digest.
+        blobs: Where each blob of the checkpoint lies, by digest.
         tasks: What to compute.
     """
 
     job: str
-    manifest: str
+    manifest: BlobLocation
     checkpoint: str
-    blobs: Mapping[str, str]
+    blobs: Mapping[str, BlobLocation]
     tasks: tuple[TaskRequest, ...]
 
     @classmethod
@@ -85,9 +99,9 @@ class JobRequest:
         """
         return cls(
             job=_take(message, "job", str),
-            manifest=_take(message, "manifest", str),
+            manifest=_location(_take(message, "manifest", list), "manifest"),
             checkpoint=_take(message, "checkpoint", str),
-            blobs=_take(message, "blobs", dict),
+            blobs={digest: _location(raw, "blobs") for digest, raw in _take(message, "blobs", dict).items()},
             tasks=tuple(_task(raw, f"tasks[{i}].") for i, raw in enumerate(_take(message, "tasks", list))),
         )
 
@@ -111,8 +125,10 @@ def _dataset(raw: Mapping[str, Any], at: str) -> DatasetRequest:
         raise _invalid(f"{at}format", f"must be one of {', '.join(DATASET_FORMATS)}")
     files = []
     for index, entry in enumerate(_take(raw, "files", list, at)):
-        names = [_take(entry, name, str, f"{at}files[{index}].") for name in ("path", "digest", "location")]
-        files.append(DatasetFile(*names))
+        field = f"{at}files[{index}]."
+        path, digest = (_take(entry, name, str, field) for name in ("path", "digest"))
+        location = _location(_take(entry, "location", list, field), f"{field}location")
+        files.append(DatasetFile(path, digest, location))
     return DatasetRequest(
         version=str(raw.get("version") or ""),
         format=kind,
@@ -121,6 +137,15 @@ def _dataset(raw: Mapping[str, Any], at: str) -> DatasetRequest:
         padding_token=padding,
         files=tuple(files),
     )
+
+
+def _location(raw: Any, field: str) -> BlobLocation:
+    # A job of many tensors has very many of these.
+    if isinstance(raw, list) and len(raw) == 3:
+        path, offset, size_bytes = raw
+        if isinstance(path, str) and type(offset) is int and type(size_bytes) is int and offset >= 0 <= size_bytes:
+            return BlobLocation(path, offset, size_bytes)
+    raise _invalid(field, "must hold [path, offset, size in bytes]")
 
 
 def _take(raw: Any, name: str, kind: type, at: str = "") -> Any:

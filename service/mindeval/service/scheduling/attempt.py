@@ -24,7 +24,7 @@ from mindeval.service.execution.job import (
 )
 from mindeval.service.scheduling import jobs, outcomes
 from mindeval.service.storage.access import StoreAccess
-from mindeval.service.storage.blobs import BlobFolder
+from mindeval.service.storage.library import BlobLibrary
 from mindeval.service.storage.records import (
     EvaluationRecord,
     Failure,
@@ -33,12 +33,13 @@ from mindeval.service.storage.records import (
     Statistics,
     TaskRecord,
 )
-from mindeval.service.storage.uploads import Uploads
 
 _log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 1.0
 _RETRY_S = 1.0
+# Reasons for which a runner names a blob whose bytes it did not find as they should be.
+_SAYS_DAMAGED = ("CHECKPOINT_CORRUPT", "CHECKPOINT_TRUNCATED", "DATASET_INVALID", "BLOB_MISSING")
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ class AttemptTools:
 
     access: StoreAccess
     executor: Executor
-    folder: BlobFolder
-    uploads: Uploads
+    library: BlobLibrary
     default_timeout_s: float
 
 
@@ -117,7 +117,11 @@ class Attempt:
 
     async def _work(self) -> _End:
         tools = self._tools
-        job = await jobs.build_job(tools.access, tools.folder, self._record)
+        async with jobs.prepared_job(tools.access, tools.library, self._record) as job:
+            return await self._run_job(job)
+
+    async def _run_job(self, job: Job) -> _End:
+        tools = self._tools
         self._suite_tasks = (await jobs.version(tools.access, self._record.suite_version, "suites")).content["tasks"]
         # A cancellation between start_next and the registration of this attempt has only changed the state.
         current = await tools.access.read(self._store.get, self._record.project, self._record.id)
@@ -183,8 +187,8 @@ class Attempt:
     async def _drop_damaged(self, failure: Failure) -> None:
         """Verifies a blob that a runner found damaged, so that the client is asked to send it again."""
         digest = failure.metadata.get("digest", "")
-        if failure.reason in ("CHECKPOINT_CORRUPT", "DATASET_INVALID") and digest:
-            await self._tools.uploads.drop_if_damaged(self._record.project, digest)
+        if failure.reason in _SAYS_DAMAGED and digest:
+            await self._tools.library.drop_damaged(self._record.project, [digest])
 
     def _offer_progress(self, progress: ProgressRecord) -> None:
         """Logs progress at most once a second; of what comes in between, the newest is logged later."""

@@ -3,71 +3,83 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from mindeval.formats.manifest import Manifest
+from mindeval.formats.manifest import MAX_MANIFEST_BYTES, Manifest
 from mindeval.formats.names import parse
 from mindeval.service.errors import BlobsMissingError, ServiceError
 from mindeval.service.execution.job import Job
+from mindeval.service.runtime.messages import BlobLocation
 from mindeval.service.storage.access import StoreAccess
-from mindeval.service.storage.blobs import BlobFolder
+from mindeval.service.storage.library import BlobLibrary
 from mindeval.service.storage.records import EvaluationRecord, VersionRecord
 
 
-async def build_job(access: StoreAccess, folder: BlobFolder, record: EvaluationRecord) -> Job:
-    """The job for the current attempt: all tasks that have no outcome yet.
+@asynccontextmanager
+async def prepared_job(access: StoreAccess, library: BlobLibrary, record: EvaluationRecord) -> AsyncIterator[Job]:
+    """The job for the current attempt: all tasks that have no outcome yet. Its blobs lie still until the block ends.
 
     Raises:
-        MindEvalError: BLOB_MISSING when blobs have gone since the evaluation was created.
+        MindEvalError: BLOB_MISSING when blobs have gone since the evaluation was created; STORAGE_FULL when they cannot
+            be fetched to this machine.
     """
-    manifest = await read_manifest(access, folder, record.project, record.checkpoint)
-    await require_blobs(access, record.project, manifest.blobs(), "the checkpoint")
-    tasks = []
+    manifest = await read_manifest(library, record.project, record.checkpoint)
+    await require_blobs(library, record.project, manifest.blobs(), "the checkpoint")
+    tasks: list[tuple[dict[str, Any], VersionRecord]] = []
     suite = await version(access, record.suite_version, "suites")
     done = {task.task for task in record.tasks}
     for task, dataset_name in zip(suite.content["tasks"], record.dataset_versions):
         if task["name"] in done:
             continue
         dataset = await version(access, dataset_name, "datasets")
-        files = dataset.content["files"]
-        sizes = {file["digest"]: file["size_bytes"] for file in files}
-        await require_blobs(access, record.project, sizes, f"dataset {dataset_name}")
-        tasks.append(_task(folder, task, dataset))
-    return await asyncio.to_thread(_encoded_job, folder, record, manifest, tasks)
+        sizes = {file["digest"]: file["size_bytes"] for file in dataset.content["files"]}
+        await require_blobs(library, record.project, sizes, f"dataset {dataset_name}")
+        tasks.append((task, dataset))
+    async with AsyncExitStack() as leases:
+        digests = [record.checkpoint, *manifest.blobs()]
+        lease = await leases.enter_async_context(library.leased(record.project, digests, "the checkpoint"))
+        locations = dict(lease.locations)
+        for _, dataset in tasks:
+            digests = [file["digest"] for file in dataset.content["files"]]
+            lease = await leases.enter_async_context(library.leased(record.project, digests, f"dataset {dataset.name}"))
+            locations.update(lease.locations)
+        yield await asyncio.to_thread(_encoded_job, record, manifest, tasks, locations)
 
 
-async def read_manifest(access: StoreAccess, folder: BlobFolder, project: str, digest: str) -> Manifest:
+async def read_manifest(library: BlobLibrary, project: str, digest: str) -> Manifest:
     """Reads and checks a checkpoint's manifest.
 
     Raises:
         MindEvalError: BLOB_MISSING; MANIFEST_INVALID.
     """
-    await require_blobs(access, project, {digest: None}, "the checkpoint")
-    try:
-        data = await asyncio.to_thread(folder.path(project, digest).read_bytes)
-    except FileNotFoundError:
-        raise BlobsMissingError("the checkpoint", [digest]) from None
-    return await asyncio.to_thread(Manifest.from_bytes, data)
+    size_bytes = (await library.sizes(project, [digest])).get(digest, 0)
+    if size_bytes > MAX_MANIFEST_BYTES:
+        raise ServiceError(
+            "MANIFEST_INVALID", f"{digest} has {size_bytes} bytes and cannot be a manifest", {"digest": digest}
+        )
+    return await asyncio.to_thread(Manifest.from_bytes, await library.read(project, digest, "the checkpoint"))
 
 
-async def require_blobs(access: StoreAccess, project: str, sizes: dict[str, Any], what: str) -> None:
-    """Checks that the project holds blobs.
+async def require_blobs(library: BlobLibrary, project: str, sizes: Mapping[str, int], what: str) -> None:
+    """Checks that the project holds blobs, which then stay for the grace time.
 
     Args:
-        access: The store.
+        library: The blobs.
         project: Id of the project.
-        sizes: Size in bytes that each must have, by digest; None for any.
+        sizes: Size in bytes that each must have, by digest.
         what: What needs them, for the message.
 
     Raises:
         ServiceError: BLOB_MISSING; MANIFEST_INVALID when a blob has another size than was declared.
     """
-    held = await access.read(access.store.blobs.sizes, project, list(sizes))
+    held = await library.sizes(project, list(sizes))
     missing = [digest for digest in sizes if digest not in held]
     if missing:
         raise BlobsMissingError(what, missing)
     for digest, size_bytes in sizes.items():
-        if size_bytes is not None and held[digest] != size_bytes:
+        if held[digest] != size_bytes:
             raise ServiceError(
                 "MANIFEST_INVALID",
                 f"{what} declares {size_bytes} bytes for {digest}, which has {held[digest]}",
@@ -83,19 +95,24 @@ async def version(access: StoreAccess, name: str, collection: str) -> VersionRec
     return record
 
 
-def _encoded_job(folder: BlobFolder, record: EvaluationRecord, manifest: Manifest, tasks: list[dict[str, Any]]) -> Job:
+def _encoded_job(
+    record: EvaluationRecord,
+    manifest: Manifest,
+    tasks: list[tuple[dict[str, Any], VersionRecord]],
+    locations: Mapping[str, BlobLocation],
+) -> Job:
     job = Job(
         id=f"{record.id}.{record.attempt}.{record.attempt_token}",
-        manifest=str(folder.path(record.project, record.checkpoint)),
+        manifest=locations[record.checkpoint],
         checkpoint=record.checkpoint,
-        blobs={digest: str(folder.path(record.project, digest)) for digest in manifest.blobs()},
-        tasks=tasks,
+        blobs={digest: locations[digest] for digest in manifest.blobs()},
+        tasks=[_task(task, dataset, locations) for task, dataset in tasks],
     )
     assert job.encoded  # Made here, on a thread, and kept.
     return job
 
 
-def _task(folder: BlobFolder, task: dict[str, Any], dataset: VersionRecord) -> dict[str, Any]:
+def _task(task: dict[str, Any], dataset: VersionRecord, locations: Mapping[str, BlobLocation]) -> dict[str, Any]:
     content = dataset.content
     return {
         "name": task["name"],
@@ -109,11 +126,7 @@ def _task(folder: BlobFolder, task: dict[str, Any], dataset: VersionRecord) -> d
             "text_field": content["text_field"],
             "padding_token": content["padding_token"],
             "files": [
-                {
-                    "path": file["path"],
-                    "digest": file["digest"],
-                    "location": str(folder.path(dataset.project, file["digest"])),
-                }
+                {"path": file["path"], "digest": file["digest"], "location": locations[file["digest"]]}
                 for file in content["files"]
             ],
         },

@@ -1,26 +1,103 @@
-"""The folder of blobs: blobs/{project}/{2 hex}/{hex}, and uploads/{upload} for bytes on their way.
+"""The interface of blob stores: immutable objects by key, durable once they are put.
 
-The order is reserve (the database) → write → fsync → verify → rename → fsync of the directory → visible (the database).
-Methods block, and are called on threads of their own.
+An object is a blob of its own, `blobs/{project}/{2 hex}/{hex}`, or a pack of many small blobs, `packs/{project}/{id}`.
+What an object holds is known by its digest, so whoever reads one can tell whether it is what was put. Methods block,
+may be called from any thread, and are called on threads of their own. Implementations are held to one contract suite
+(tests/service/test_blob_stores.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
-import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from mindeval.formats.digest import digest_file, digest_hex
-from mindeval.service.data_directory import DataDirectory
+from mindeval.formats.digest import digest_hex
 from mindeval.service.errors import ServiceError
-from mindeval.service.storage.records import UploadRecord
 
-# Larger writes are many times slower on some file systems.
-_SLICE_BYTES = 256 << 10
+BLOBS, PACKS = "blobs", "packs"
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """What a store keeps under one key."""
+
+    key: str
+    digest: str
+    size_bytes: int
+
+
+class ObjectGoneError(Exception):
+    """The store does not have an object, or not with the bytes that its digest names.
+
+    Attributes:
+        key: Of the object.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the blob store has lost {key}")
+        self.key = key
+
+
+class BlobStore(ABC):
+    """Where the bytes of visible blobs lie."""
+
+    @abstractmethod
+    def put(self, item: StoredObject, source: Path) -> None:
+        """Takes a file into the store; the object is durable, and the file gone, when this returns.
+
+        An object of the same key is replaced: it has the same bytes, or was damaged.
+
+        Args:
+            item: What to put; nothing is verified here.
+            source: A file that is durable and changes no more, in the folder of uploads.
+
+        Raises:
+            ServiceError: STORAGE_FULL; the file is still there.
+        """
+
+    @abstractmethod
+    def hold(self, item: StoredObject) -> Path:
+        """A local file with the object's bytes, which stays there until `release` was called as often as this.
+
+        Raises:
+            ObjectGoneError: When the object is not there, or has another size.
+            ServiceError: STORAGE_FULL when there is no room for a local copy.
+        """
+
+    @abstractmethod
+    def release(self, key: str) -> None:
+        """Lets go of what `hold` gave."""
+
+    @abstractmethod
+    def is_intact(self, item: StoredObject) -> bool:
+        """Whether the object is there with just the bytes that its digest names; reads all of it."""
+
+    @abstractmethod
+    def remove(self, key: str) -> None:
+        """Removes an object, its local file as soon as nobody holds it; harmless when it is not there."""
+
+    @abstractmethod
+    def projects(self) -> list[str]:
+        """Projects that have objects."""
+
+    @abstractmethod
+    def objects(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Key and size in bytes of every object below a prefix, such as "packs/p/" or "blobs/p/0a/"."""
+
+
+def blob_key(project: str, digest: str) -> str:
+    """Key of a blob that is an object of its own."""
+    digits = digest_hex(digest)
+    return f"{BLOBS}/{project}/{digits[:2]}/{digits}"
+
+
+def pack_key(project: str, pack: str) -> str:
+    """Key of a pack."""
+    return f"{PACKS}/{project}/{pack}"
 
 
 @contextmanager
@@ -29,7 +106,7 @@ def full_disk_is_storage_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise storage_full() from error
         raise
 
@@ -37,130 +114,3 @@ def full_disk_is_storage_full() -> Iterator[None]:
 def storage_full() -> ServiceError:
     """The error for bytes that do not fit."""
     return ServiceError("STORAGE_FULL", "the service has no room for these bytes; free some space, or try again later")
-
-
-class UploadFile:
-    """The file of one upload, open for appending.
-
-    Attributes:
-        position: Bytes written so far.
-        synced: Bytes of them that are on the disk for good.
-    """
-
-    def __init__(self, path: Path, offset: int) -> None:
-        """Opens the file, made when it is missing, and cuts off what lies beyond the offset."""
-        with full_disk_is_storage_full():
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.ftruncate(self._fd, offset)
-                os.lseek(self._fd, offset, os.SEEK_SET)
-                if offset == 0:
-                    _sync_directory(path.parent)
-            except OSError:
-                os.close(self._fd)
-                raise
-        self.position = offset
-        self.synced = offset
-
-    def append(self, data: bytes) -> None:
-        """Writes bytes at the position.
-
-        Raises:
-            ServiceError: STORAGE_FULL; the position stays, and what was written beyond it is cut off later.
-        """
-        view = memoryview(data)
-        with full_disk_is_storage_full():
-            while view:
-                view = view[os.write(self._fd, view[:_SLICE_BYTES]) :]
-        self.position += len(data)
-
-    def sync(self) -> int:
-        """Puts everything that was written on the disk for good, and tells how many bytes that are."""
-        position = self.position
-        with full_disk_is_storage_full():
-            os.fsync(self._fd)
-        self.synced = position
-        return position
-
-    def close(self) -> None:
-        """Closes the file."""
-        os.close(self._fd)
-
-
-class BlobFolder:
-    """Files of blobs and uploads."""
-
-    def __init__(self, directory: DataDirectory) -> None:
-        self._blobs = directory.blobs
-        self._uploads = directory.uploads
-
-    def path(self, project: str, digest: str) -> Path:
-        """Where a visible blob lies."""
-        digits = digest_hex(digest)
-        return self._blobs / project / digits[:2] / digits
-
-    def open_upload(self, upload: UploadRecord) -> UploadFile:
-        """Opens an upload's file at its committed offset."""
-        return UploadFile(self._upload_path(upload.id), upload.committed_offset)
-
-    def upload_size(self, upload_id: str) -> int | None:
-        """Size in bytes of an upload's file; None when there is none."""
-        try:
-            return self._upload_path(upload_id).stat().st_size
-        except FileNotFoundError:
-            return None
-
-    def publish(self, upload: UploadRecord) -> bool:
-        """Verifies a whole upload and moves it to its place; False, and nothing moved, when its digest is wrong."""
-        source = self._upload_path(upload.id)
-        target = self.path(upload.project, upload.digest)
-        with full_disk_is_storage_full():
-            if upload.size_bytes == 0:
-                source.touch(mode=0o600)
-            if source.stat().st_size != upload.size_bytes or digest_file(source) != upload.digest:
-                return False
-            for folder in (target.parent.parent, target.parent):
-                if not folder.is_dir():
-                    folder.mkdir(mode=0o700, exist_ok=True)
-                    _sync_directory(folder.parent)
-            os.replace(source, target)
-            _sync_directory(target.parent)
-            _sync_directory(source.parent)
-        return True
-
-    def is_intact(self, project: str, digest: str, size_bytes: int) -> bool:
-        """Whether a blob's file is there and has the right bytes."""
-        path = self.path(project, digest)
-        try:
-            return path.stat().st_size == size_bytes and digest_file(path) == digest
-        except OSError:
-            return False
-
-    def remove_blob(self, project: str, digest: str) -> None:
-        """Removes a blob's file; harmless when it is not there."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path(project, digest).unlink()
-
-    def remove_upload(self, upload_id: str) -> None:
-        """Removes an upload's file; harmless when it is not there."""
-        with contextlib.suppress(FileNotFoundError):
-            self._upload_path(upload_id).unlink()
-
-    def upload_ids(self) -> list[str]:
-        """Uploads that have a file."""
-        return sorted(path.name for path in self._uploads.iterdir())
-
-    def free_bytes(self) -> int:
-        """Free space of the disk."""
-        return shutil.disk_usage(self._uploads).free
-
-    def _upload_path(self, upload_id: str) -> Path:
-        return self._uploads / upload_id
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

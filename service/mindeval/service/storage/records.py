@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mindeval.formats.digest import digest_bytes, digest_hex
 from mindeval.formats.errors import MindEvalError
+from mindeval.formats.manifest import Manifest
 
 
 def now_us() -> int:
@@ -102,6 +104,81 @@ class Statistics:
 
 
 @dataclass(frozen=True)
+class CheckpointContent:
+    """What a checkpoint is made of.
+
+    Attributes:
+        manifest: Digest of its manifest.
+        blobs: Size in bytes of every blob that it needs, the manifest included, by digest.
+        tensor_count: Tensors in it.
+    """
+
+    manifest: str
+    blobs: Mapping[str, int]
+    tensor_count: int
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> CheckpointContent:
+        """What a manifest says; writes it out, which takes a while when it is long."""
+        data = manifest.to_bytes()
+        digest = digest_bytes(data)
+        return cls(digest, {**manifest.blobs(), digest: len(data)}, len(manifest.tensors))
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointStepRecord:
+    """A step of a run that a checkpoint is; `run` is the run's id."""
+
+    run: str
+    step: int
+
+
+@dataclass(frozen=True)
+class CheckpointRecord:
+    """One checkpoint as it is.
+
+    Attributes:
+        manifest: Digest of its manifest.
+        size_bytes: Of all its blobs, the manifest included.
+        own_size_bytes: Of the blobs that no other checkpoint of the project needs.
+        missing_count: Blobs of it that the project does not hold.
+        steps: By run and step.
+    """
+
+    project: str
+    manifest: str
+    size_bytes: int
+    own_size_bytes: int
+    tensor_count: int
+    missing_count: int
+    pinned: bool
+    steps: tuple[CheckpointStepRecord, ...]
+    create_us: int
+    use_us: int
+
+    @property
+    def name(self) -> str:
+        """Full resource name."""
+        return f"projects/{self.project}/checkpoints/{digest_hex(self.manifest)}"
+
+
+@dataclass(frozen=True)
+class CheckpointQuery:
+    """Which checkpoints to list.
+
+    Attributes:
+        run: Id of the run; "" for all checkpoints of the project.
+        after: Of the last one seen: its use time, or (with a run) its lowest step in it, and its manifest; None from
+            the beginning.
+    """
+
+    project: str
+    run: str = ""
+    after: tuple[int, str] | None = None
+    limit: int = 50
+
+
+@dataclass(frozen=True)
 class NewEvaluation:
     """An evaluation that is about to be created, everything checked and resolved.
 
@@ -116,6 +193,8 @@ class NewEvaluation:
         run: Id of the run, "" for none.
         timeout_s: None for the service's default.
         natural_key: Hash over what makes two evaluations the same; "" without a run.
+        content: What the checkpoint is made of, to be registered with it; None leaves the register alone.
+        checkpoint_uri: Where the checkpoint was read from; "" when it was pushed.
     """
 
     project: str
@@ -133,6 +212,8 @@ class NewEvaluation:
     parameters: Mapping[str, str]
     natural_key: str
     conflict_policy: ConflictPolicy
+    content: CheckpointContent | None = None
+    checkpoint_uri: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,6 +248,7 @@ class EvaluationRecord:
     tasks: tuple[TaskRecord, ...] = ()
     failure: Failure | None = None
     superseded_by: str = ""
+    checkpoint_uri: str = ""
     create_us: int = 0
     start_us: int = 0
     end_us: int = 0
@@ -224,6 +306,49 @@ class VersionRecord:
     def name(self) -> str:
         """Full resource name of the version."""
         return f"projects/{self.project}/{self.collection}/{self.id}/versions/{self.digest}"
+
+
+@dataclass(frozen=True)
+class BlobRecord:
+    """A visible blob.
+
+    Attributes:
+        pack: Id of the pack that holds it; "" when it is an object of its own.
+        offset: Its first byte in the pack.
+        use_us: When it was last asked for, or used.
+    """
+
+    project: str
+    digest: str
+    size_bytes: int
+    pack: str
+    offset: int
+    use_us: int
+
+
+@dataclass(frozen=True)
+class PackRecord:
+    """An object that holds many small blobs; its id is chosen at random.
+
+    Attributes:
+        digest: Of the whole pack.
+        live_bytes: Bytes of it that visible blobs need; the others are left over.
+    """
+
+    project: str
+    id: str
+    digest: str
+    size_bytes: int
+    live_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PackedBlob:
+    """A blob in a pack that is about to become visible."""
+
+    digest: str
+    offset: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mindeval.service.storage.records import (
+    BlobRecord,
+    CheckpointContent,
+    CheckpointQuery,
+    CheckpointRecord,
+    CheckpointStepRecord,
     EvaluationQuery,
     EvaluationRecord,
     EventRecord,
     Failure,
     NewEvaluation,
+    PackedBlob,
+    PackRecord,
     PointRecord,
     ProgressRecord,
     RunRecord,
@@ -27,16 +35,88 @@ from mindeval.service.storage.records import (
 )
 
 
+@dataclass(frozen=True)
+class Collected:
+    """What `BlobIndex.collect` did.
+
+    Attributes:
+        removed: Blobs that are invisible now.
+        after: Where to go on; None when everything was looked at.
+    """
+
+    removed: Sequence[BlobRecord]
+    after: tuple[int, str] | None
+
+
 class BlobIndex(ABC):
-    """Which blobs are visible, and which uploads are open. The bytes themselves are in `blobs.BlobFolder`."""
+    """Which blobs are visible, where they lie, and which uploads are open. The bytes are in a `blobs.BlobStore`."""
 
     @abstractmethod
     def sizes(self, project: str, digests: Sequence[str]) -> dict[str, int]:
         """Size in bytes of each of these blobs that the project holds."""
 
     @abstractmethod
-    def remove(self, project: str, digest: str) -> None:
-        """Makes a blob invisible; harmless when it is not there."""
+    def find(self, project: str, digests: Sequence[str]) -> dict[str, BlobRecord]:
+        """Each of these blobs that the project holds, by digest."""
+
+    @abstractmethod
+    def below(self, project: str, prefix: str) -> list[BlobRecord]:
+        """Blobs of a project whose digest begins so, by digest."""
+
+    @abstractmethod
+    def touch(self, project: str, digests: Sequence[str], use_us: int) -> set[str]:
+        """Notes that blobs are used, and tells which of them are there."""
+
+    @abstractmethod
+    def remove(self, project: str, digests: Sequence[str]) -> None:
+        """Makes blobs invisible; harmless when they are not there."""
+
+    @abstractmethod
+    def collect(self, project: str, wanted_bytes: int, before_us: int, after: tuple[int, str], limit: int) -> Collected:
+        """Makes blobs invisible that nothing needs, longest unused first.
+
+        What a pinned checkpoint, one of a queued or running evaluation, or a registered dataset needs stays, and so
+        does what was used since `before_us`.
+
+        Args:
+            project: Id of the project.
+            wanted_bytes: Bytes to be freed; stops when they are reached.
+            before_us: Time in microseconds since 1970.
+            after: Where an earlier call ended, to go on from there; (0, "") to begin.
+            limit: How many blobs to look at.
+        """
+
+    @abstractmethod
+    def usage(self, project: str) -> int:
+        """Bytes of all visible blobs of a project."""
+
+    @abstractmethod
+    def projects(self) -> list[str]:
+        """Projects that hold blobs."""
+
+    @abstractmethod
+    def add_pack(self, pack: PackRecord, blobs: Sequence[PackedBlob]) -> int:
+        """Makes the blobs of a pack visible that are not visible yet, and tells how many; without any, forgets it."""
+
+    @abstractmethod
+    def replace_pack(self, old: str, pack: PackRecord, blobs: Sequence[PackedBlob]) -> int:
+        """Moves blobs that lie in an old pack to a new one, and tells how many; without any, forgets the new one."""
+
+    @abstractmethod
+    def forget_packs(self, project: str, packs: Sequence[str]) -> None:
+        """Forgets packs that no visible blob needs; others stay."""
+
+    @abstractmethod
+    def packs(self, project: str) -> list[PackRecord]:
+        """All packs of a project."""
+
+    @abstractmethod
+    def find_packs(self, project: str, packs: Sequence[str]) -> dict[str, PackRecord]:
+        """Each of these packs that is known, by id; `live_bytes` is left out."""
+
+    @abstractmethod
+    def packed(self, project: str, pack: str) -> list[BlobRecord]:
+        """Visible blobs that lie in a pack, by offset."""
 
     @abstractmethod
     def open_upload(self, project: str, digest: str, size_bytes: int, expire_us: int) -> UploadRecord:
@@ -69,6 +149,10 @@ class BlobIndex(ABC):
     @abstractmethod
     def open_bytes(self) -> int:
         """Bytes that open uploads have yet to write, over all projects."""
+
+    @abstractmethod
+    def declared_bytes(self, project: str, expire_after_us: int, but_for: str) -> int:
+        """Sizes of a project's open uploads that expire after that time, summed up; one of them is left out."""
 
 
 class Registry(ABC):
@@ -107,6 +191,55 @@ class Runs(ABC):
     @abstractmethod
     def points(self, project: str, run_id: str, after_step: int, limit: int) -> list[PointRecord]:
         """Points after a step, by step."""
+
+
+class Checkpoints(ABC):
+    """Which checkpoints a project knows, and which blobs each of them needs."""
+
+    @abstractmethod
+    def register(
+        self, project: str, content: CheckpointContent, step: CheckpointStepRecord | None = None
+    ) -> tuple[CheckpointRecord, bool]:
+        """Makes a checkpoint known, or adds a step to one that is, and tells whether it was new; counts as a use.
+
+        Raises:
+            BlobsMissingError: When blobs of it have gone meanwhile; nothing is changed then.
+        """
+
+    @abstractmethod
+    def get(self, project: str, manifest: str) -> CheckpointRecord | None:
+        """One checkpoint."""
+
+    @abstractmethod
+    def page(self, query: CheckpointQuery) -> list[CheckpointRecord]:
+        """Checkpoints of a project, most recently used first, or those of a run, lowest step first."""
+
+    @abstractmethod
+    def pin(self, project: str, manifest: str, pinned: bool) -> CheckpointRecord | None:
+        """Pins a checkpoint, or lets go of it; None when there is none."""
+
+    @abstractmethod
+    def remove(self, project: str, manifest: str) -> list[BlobRecord] | None:
+        """Forgets a checkpoint, and makes those of its blobs invisible that nothing else needs.
+
+        Returns:
+            These blobs; None when there is no such checkpoint.
+
+        Raises:
+            ServiceError: CHECKPOINT_IN_USE when it is pinned, or a queued or running evaluation needs it.
+        """
+
+    @abstractmethod
+    def touch(self, project: str, manifest: str) -> None:
+        """Notes that a checkpoint is used now; harmless when it is not known."""
+
+    @abstractmethod
+    def find_import(self, project: str, uri: str, stamp: str) -> str:
+        """Digest of the manifest that a URI in this state was read into; "" when it was not."""
+
+    @abstractmethod
+    def record_import(self, project: str, uri: str, stamp: str, manifest: str) -> None:
+        """Notes what a URI in this state was read into."""
 
 
 class Evaluations(ABC):
@@ -201,6 +334,7 @@ class Store(ABC):
     blobs: BlobIndex
     registry: Registry
     runs: Runs
+    checkpoints: Checkpoints
     evaluations: Evaluations
 
     @abstractmethod

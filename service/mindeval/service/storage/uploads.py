@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from mindeval.service.background import Background
 from mindeval.service.errors import ServiceError
 from mindeval.service.storage.access import StoreAccess
-from mindeval.service.storage.blobs import BlobFolder, UploadFile, storage_full
+from mindeval.service.storage.blobs import storage_full
+from mindeval.service.storage.collector import Collector
+from mindeval.service.storage.library import BlobLibrary
+from mindeval.service.storage.packs import SmallBlobBatch
 from mindeval.service.storage.records import UploadRecord, now_us
+from mindeval.service.storage.spool import Spool, SpoolFile
 
 _log = logging.getLogger(__name__)
 
@@ -30,13 +34,13 @@ class UploadLimits:
 class UploadWriter:
     """Appends to one upload; got from `Uploads.writing`."""
 
-    def __init__(self, uploads: Uploads, record: UploadRecord, file: UploadFile) -> None:
+    def __init__(self, uploads: Uploads, record: UploadRecord, file: SpoolFile) -> None:
         self._uploads = uploads
         self._record = record
         self._file = file
         self._work: asyncio.Future[None] | None = None
 
-    async def append(self, offset: int, data: bytes) -> None:
+    async def append(self, offset: int, data: bytes | memoryview) -> None:
         """Adds bytes.
 
         Raises:
@@ -75,6 +79,8 @@ class UploadWriter:
             if self._work is not None:
                 await asyncio.wait([self._work])
             await self.sync()
+            if self._file.synced == self._record.size_bytes:
+                self._uploads.remember_digest(self._record.id, self._file.digest)
         finally:
             await asyncio.to_thread(self._file.close)
 
@@ -82,11 +88,33 @@ class UploadWriter:
 class Uploads:
     """All uploads of the service."""
 
-    def __init__(self, access: StoreAccess, folder: BlobFolder, background: Background, limits: UploadLimits) -> None:
+    def __init__(
+        self,
+        access: StoreAccess,
+        library: BlobLibrary,
+        spool: Spool,
+        background: Background,
+        limits: UploadLimits,
+        collector: Collector,
+    ) -> None:
+        """Puts the parts together.
+
+        Args:
+            access: The database.
+            library: Where finished uploads go.
+            spool: Where they wait until then.
+            background: Finishes what a cancelled call has begun.
+            limits: What may be uploaded.
+            collector: Makes room for them.
+        """
         self.limits = limits
         self._access = access
         self._index = access.store.blobs
-        self._folder = folder
+        self.library = library
+        self._spool = spool
+        self._collector = collector
+        # Of uploads that were written from their beginning to their end by one stream, until they are committed.
+        self._digests: dict[str, str] = {}
         # Uploads that a stream writes or a commit verifies. Taken and left on the event loop, so no lock is needed.
         self._busy: set[str] = set()
         self._background = background
@@ -95,9 +123,10 @@ class Uploads:
         """Opens an upload, or returns the open one; a complete one without an id when the blob is there already.
 
         Raises:
-            ServiceError: INVALID_FIELD; UPLOAD_SIZE_MISMATCH when the blob is there with another size; STORAGE_FULL.
+            ServiceError: INVALID_FIELD; UPLOAD_SIZE_MISMATCH when the blob is there with another size; STORAGE_FULL;
+                QUOTA_EXCEEDED.
         """
-        known = (await self._access.read(self._index.sizes, project, [digest])).get(digest)
+        known = (await self.library.sizes(project, [digest])).get(digest)
         if known is not None:
             if known != size_bytes:
                 raise ServiceError(
@@ -107,13 +136,22 @@ class Uploads:
                 )
             return UploadRecord(project, "", digest, size_bytes, size_bytes, True, 0)
         record = await self._access.write(self._index.open_upload, project, digest, size_bytes, self._expiry())
-        reserved = await self._access.read(self._index.open_bytes)
-        free = await asyncio.to_thread(self._folder.free_bytes)
-        is_begun = record.committed_offset > 0 or record.id in self._busy
-        if not is_begun and reserved + self.limits.min_free_bytes > free:
-            await self._discard(record)
-            raise storage_full()
+        if record.committed_offset > 0 or record.id in self._busy:
+            return record
+        try:
+            await self._collector.make_room(project, size_bytes, record.id)
+            reserved = await self._access.read(self._index.open_bytes)
+            if reserved + self.limits.min_free_bytes > await asyncio.to_thread(self._spool.free_bytes):
+                raise storage_full()
+        except ServiceError:
+            if record.id not in self._busy:
+                await self._discard(record)
+            raise
         return record
+
+    def small_blobs(self, project: str) -> SmallBlobBatch:
+        """Begins to store small blobs together."""
+        return SmallBlobBatch(self.library, self._spool, project, self.limits.min_free_bytes, self._collector.make_room)
 
     async def get(self, project: str, upload_id: str) -> UploadRecord:
         """One upload.
@@ -123,7 +161,7 @@ class Uploads:
         """
         record = await self._access.read(self._index.upload, project, upload_id)
         if record is not None and record.complete:
-            # The blob may have been dropped since, because its file was damaged.
+            # The blob may have been collected since, or dropped because it was damaged.
             sizes = await self._access.read(self._index.sizes, project, [record.digest])
             record = record if record.digest in sizes else None
         if record is None:
@@ -180,6 +218,11 @@ class Uploads:
         """Records durable bytes of an open upload."""
         await self._access.write(self._index.advance, upload_id, committed_offset, self._expiry())
 
+    def remember_digest(self, upload_id: str, digest: str) -> None:
+        """Notes what a whole upload was found to have while it was written; "" when that is not known."""
+        if digest:
+            self._digests[upload_id] = digest
+
     async def recover(self) -> None:
         """Brings files and database together after a start: any step of an upload may have been the last one."""
         known = set()
@@ -187,19 +230,17 @@ class Uploads:
             known.add(record.id)
             if record.complete:
                 continue
-            size = await asyncio.to_thread(self._folder.upload_size, record.id)
+            size = await asyncio.to_thread(self._spool.size, record.id)
             if size is not None and size >= record.committed_offset:
                 continue  # Bytes beyond the committed offset are cut off when the file is opened.
-            intact = await asyncio.to_thread(self._folder.is_intact, record.project, record.digest, record.size_bytes)
-            if size is None and record.committed_offset == record.size_bytes and intact:
-                # The service ended between the rename and the commit to the database.
-                await self._access.write(self._index.complete, record.id)
-            elif record.committed_offset:
+            is_whole = size is None and record.committed_offset == record.size_bytes
+            # The service may have ended between the move into the blob store and the commit to the database.
+            if record.committed_offset and not (is_whole and await self.library.complete_put(record)):
                 _log.warning("an upload lost its file", extra={"upload": record.name})
                 await self._access.write(self._index.advance, record.id, 0, record.expire_us)
-        for upload_id in await asyncio.to_thread(self._folder.upload_ids):
-            if upload_id not in known:
-                await asyncio.to_thread(self._folder.remove_upload, upload_id)
+        for name in await asyncio.to_thread(self._spool.names):
+            if name not in known:  # Packs that were being written have no entry in the database.
+                await asyncio.to_thread(self._spool.remove, name)
         await self.drop_expired()
 
     async def drop_expired(self) -> None:
@@ -213,16 +254,6 @@ class Uploads:
                 finally:
                     self._busy.discard(record.id)
 
-    async def drop_if_damaged(self, project: str, digest: str) -> bool:
-        """Verifies a blob again, and makes it invisible when its file is damaged or gone; tells whether it was."""
-        size_bytes = (await self._access.read(self._index.sizes, project, [digest])).get(digest)
-        if size_bytes is None or await asyncio.to_thread(self._folder.is_intact, project, digest, size_bytes):
-            return False
-        _log.error("a blob is damaged and was dropped", extra={"project": project, "digest": digest})
-        await self._access.write(self._index.remove, project, digest)
-        await asyncio.to_thread(self._folder.remove_blob, project, digest)
-        return True
-
     async def _commit(self, project: str, upload_id: str) -> UploadRecord:
         try:
             record = await self.get(project, upload_id)
@@ -234,7 +265,10 @@ class Uploads:
                     f"{record.name} has {record.committed_offset} of {record.size_bytes} bytes; send the rest first",
                     {"upload": record.name, "committed_offset": str(record.committed_offset)},
                 )
-            if not await asyncio.to_thread(self._folder.publish, record):
+            if record.size_bytes == 0:
+                await asyncio.to_thread(self._spool.touch, record.id)
+            digest = self._digests.pop(record.id, "") or await asyncio.to_thread(self._spool.digest, record.id)
+            if digest != record.digest:
                 await self._discard(record)
                 raise ServiceError(
                     "DIGEST_MISMATCH",
@@ -242,12 +276,15 @@ class Uploads:
                     "send them again",
                     {"upload": record.name, "digest": record.digest},
                 )
-            return await self._access.write(self._index.complete, upload_id)
+            record = await self.library.publish(record, self._spool.path(record.id))
+            self._collector.nudge(project)
+            return record
         finally:
             self._busy.discard(upload_id)
 
     async def _open(self, record: UploadRecord) -> UploadWriter:
-        return UploadWriter(self, record, await asyncio.to_thread(self._folder.open_upload, record))
+        self._digests.pop(record.id, None)
+        return UploadWriter(self, record, await asyncio.to_thread(self._spool.open, record.id, record.committed_offset))
 
     async def _close_when_open(self, opening: asyncio.Future[UploadWriter], upload_id: str) -> None:
         try:
@@ -262,8 +299,9 @@ class Uploads:
             self._busy.discard(upload_id)
 
     async def _discard(self, record: UploadRecord) -> None:
+        self._digests.pop(record.id, None)
         await self._access.write(self._index.discard, record.id)
-        await asyncio.to_thread(self._folder.remove_upload, record.id)
+        await asyncio.to_thread(self._spool.remove, record.id)
 
     def _claim(self, project: str, upload_id: str) -> None:
         if upload_id in self._busy:

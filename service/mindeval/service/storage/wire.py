@@ -107,7 +107,7 @@ def _event(record: EvaluationRecord, time_us: int, event: pb.EvaluationEvent) ->
 def _spec(record: EvaluationRecord) -> pb.EvaluationSpec:
     spec = pb.EvaluationSpec(
         suite=record.suite,
-        checkpoint=pb.CheckpointSource(manifest=record.checkpoint),
+        checkpoint=_source(record),
         run=f"projects/{record.project}/runs/{record.run}" if record.run else "",
         step=record.step,
         epoch=record.epoch,
@@ -116,6 +116,12 @@ def _spec(record: EvaluationRecord) -> pb.EvaluationSpec:
     if record.timeout_s is not None:
         spec.timeout.FromMicroseconds(round(record.timeout_s * 1_000_000))
     return spec
+
+
+def _source(record: EvaluationRecord) -> pb.CheckpointSource:
+    if record.checkpoint_uri:
+        return pb.CheckpointSource(uri=record.checkpoint_uri)
+    return pb.CheckpointSource(manifest=record.checkpoint)
 
 
 def _metric(task: str, record: MetricRecord) -> pb.MetricResult:

@@ -1,4 +1,4 @@
-"""A checkpoint: its manifest and the files of its blobs."""
+"""A checkpoint: its manifest, and where its blobs lie."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mindeval.formats.manifest import Manifest, TensorEntry
 from mindeval.service.runtime.checkpoints.blobs import read_pieces, read_verified
 from mindeval.service.runtime.checkpoints.tensors import decode
 from mindeval.service.runtime.errors import RunnerError
+from mindeval.service.runtime.messages import BlobLocation
 
 
 class Checkpoint:
@@ -22,26 +23,26 @@ class Checkpoint:
         tensors: Entries by name.
     """
 
-    def __init__(self, digest: str, manifest: Manifest, blobs: Mapping[str, str]) -> None:
+    def __init__(self, digest: str, manifest: Manifest, blobs: Mapping[str, BlobLocation]) -> None:
         self.digest = digest
         self.manifest = manifest
         self.tensors: dict[str, TensorEntry] = {entry.name: entry for entry in manifest.tensors}
         self._blobs = blobs
 
     @classmethod
-    def open(cls, manifest_path: str, digest: str, blobs: Mapping[str, str]) -> Checkpoint:
+    def open(cls, location: BlobLocation, digest: str, blobs: Mapping[str, BlobLocation]) -> Checkpoint:
         """Reads and verifies the manifest; tensors and files are read later.
 
         Args:
-            manifest_path: File of the manifest's blob.
+            location: Where the manifest lies.
             digest: Digest of the manifest.
-            blobs: File of each blob, by digest.
+            blobs: Where each blob lies, by digest.
 
         Raises:
             RunnerError: BLOB_MISSING or CHECKPOINT_CORRUPT.
             FormatError: MANIFEST_INVALID.
         """
-        data = read_verified(manifest_path, digest, None, {"file": "manifest"})
+        data = read_verified(location, digest, None, {"file": "manifest"})
         return cls(digest, Manifest.from_bytes(data.tobytes()), blobs)
 
     def file(self, path: str) -> bytes | None:
@@ -76,7 +77,7 @@ class Checkpoint:
         pieces = [(self._location(digest, what), digest, size) for digest, size in entry.blobs()]
         return decode(entry, read_pieces(pieces, what))
 
-    def _location(self, digest: str, what: Mapping[str, str]) -> str:
+    def _location(self, digest: str, what: Mapping[str, str]) -> BlobLocation:
         location = self._blobs.get(digest)
         if location is None:
             label = " ".join(f"{key} {value!r}" for key, value in what.items())

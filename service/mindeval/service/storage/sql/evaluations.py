@@ -14,6 +14,7 @@ from mindeval.formats.names import parse
 from mindeval.service.errors import ServiceError
 from mindeval.service.storage import wire
 from mindeval.service.storage.records import (
+    CheckpointStepRecord,
     Condition,
     ConflictPolicy,
     EvaluationQuery,
@@ -28,6 +29,7 @@ from mindeval.service.storage.records import (
     now_us,
 )
 from mindeval.service.storage.sql import schema
+from mindeval.service.storage.sql.checkpoints import register_checkpoint, touch_checkpoint
 from mindeval.service.storage.sql.database import Database, Transaction
 from mindeval.service.storage.sql.rows import evaluation_records, failure_text, insert_task, statistics_text
 from mindeval.service.storage.sql.runs import ensure_run
@@ -53,8 +55,12 @@ class SqlEvaluations(Evaluations):
         with self._database.writing() as tx:
             existing = _find_existing(tx.connection, new)
             if existing is not None:
+                touch_checkpoint(tx.connection, new.project, new.checkpoint)
                 _remember_request(tx.connection, new, existing.uid)
                 return existing, False
+            if new.content is not None:
+                step = CheckpointStepRecord(new.run, new.step) if new.run else None
+                register_checkpoint(tx.connection, new.project, new.content, step)
             record = _insert(tx, new)
             _remember_request(tx.connection, new, record.uid)
             return record, True
@@ -279,6 +285,7 @@ def _as_record(new: NewEvaluation, serial: int, uid: str, evaluation_id: str, ti
         suite_version=new.suite_version,
         dataset_versions=new.dataset_versions,
         checkpoint=new.checkpoint,
+        checkpoint_uri=new.checkpoint_uri,
         evaluator_build=new.evaluator_build,
         run=new.run,
         step=new.step,
@@ -305,6 +312,7 @@ def _insert(tx: Transaction, new: NewEvaluation) -> EvaluationRecord:
             suite_version=draft.suite_version,
             dataset_versions=json.dumps(draft.dataset_versions),
             checkpoint=draft.checkpoint,
+            checkpoint_uri=draft.checkpoint_uri,
             evaluator_build=draft.evaluator_build,
             run=draft.run,
             step=draft.step,

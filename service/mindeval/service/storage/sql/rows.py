@@ -120,6 +120,7 @@ def _evaluation(row: Row[Any], tasks: tuple[TaskRecord, ...]) -> EvaluationRecor
         suite_version=row.suite_version,
         dataset_versions=tuple(json.loads(row.dataset_versions)),
         checkpoint=row.checkpoint,
+        checkpoint_uri=row.checkpoint_uri,
         evaluator_build=row.evaluator_build,
         run=row.run,
         step=row.step,

@@ -36,8 +36,33 @@ blobs = Table(
     Column("project", Text, nullable=False),
     Column("digest", Text, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
+    # Pack that holds it, and where in it; "" and 0 for a blob that is an object of its own.
+    Column("pack", Text, nullable=False),
+    Column("pack_offset", BigInteger, nullable=False),
     Column("create_us", BigInteger, nullable=False),
+    Column("use_us", BigInteger, nullable=False),
     PrimaryKeyConstraint("project", "digest"),
+    Index("ix_blobs_pack", "project", "pack"),
+    Index("ix_blobs_use", "project", "use_us"),
+)
+
+packs = Table(
+    "packs",
+    METADATA,
+    Column("project", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    PrimaryKeyConstraint("project", "id"),
+)
+
+# Bytes of the visible blobs of a project; kept, because summing them up takes long for very many.
+blob_usage = Table(
+    "blob_usage",
+    METADATA,
+    Column("project", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    PrimaryKeyConstraint("project"),
 )
 
 uploads = Table(
@@ -95,6 +120,54 @@ training_metrics = Table(
     PrimaryKeyConstraint("project", "run", "step"),
 )
 
+checkpoints = Table(
+    "checkpoints",
+    METADATA,
+    Column("project", Text, nullable=False),
+    Column("manifest", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("tensor_count", BigInteger, nullable=False),
+    Column("pinned", Boolean, nullable=False),
+    Column("create_us", BigInteger, nullable=False),
+    Column("use_us", BigInteger, nullable=False),
+    PrimaryKeyConstraint("project", "manifest"),
+    Index("ix_checkpoints_use", "project", "use_us"),
+)
+
+checkpoint_blobs = Table(
+    "checkpoint_blobs",
+    METADATA,
+    Column("project", Text, nullable=False),
+    Column("manifest", Text, nullable=False),
+    Column("digest", Text, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    PrimaryKeyConstraint("project", "manifest", "digest"),
+    # With the manifest, so that who shares a blob is answered from the index alone.
+    Index("ix_checkpoint_blobs_digest", "project", "digest", "manifest"),
+)
+
+checkpoint_steps = Table(
+    "checkpoint_steps",
+    METADATA,
+    Column("project", Text, nullable=False),
+    Column("run", Text, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("manifest", Text, nullable=False),
+    PrimaryKeyConstraint("project", "run", "step", "manifest"),
+    Index("ix_checkpoint_steps_manifest", "project", "manifest"),
+)
+
+uri_imports = Table(
+    "uri_imports",
+    METADATA,
+    Column("project", Text, nullable=False),
+    Column("uri", Text, nullable=False),
+    Column("stamp", Text, nullable=False),
+    Column("manifest", Text, nullable=False),
+    Column("create_us", BigInteger, nullable=False),
+    PrimaryKeyConstraint("project", "uri"),
+)
+
 evaluations = Table(
     "evaluations",
     METADATA,
@@ -107,6 +180,7 @@ evaluations = Table(
     Column("suite_version", Text, nullable=False),
     Column("dataset_versions", Text, nullable=False),
     Column("checkpoint", Text, nullable=False),
+    Column("checkpoint_uri", Text, nullable=False),
     Column("evaluator_build", Text, nullable=False),
     Column("run", Text, nullable=False),
     Column("step", BigInteger, nullable=False),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mindeval.service.storage.sql.blobs import SqlBlobIndex
+from mindeval.service.storage.sql.checkpoints import SqlCheckpoints
 from mindeval.service.storage.sql.database import Database
 from mindeval.service.storage.sql.evaluations import SqlEvaluations
 from mindeval.service.storage.sql.migrate import migrate
@@ -32,6 +33,7 @@ class SqlStore(Store):
         self.blobs = SqlBlobIndex(self._database)
         self.registry = SqlRegistry(self._database)
         self.runs = SqlRuns(self._database)
+        self.checkpoints = SqlCheckpoints(self._database)
         self.evaluations = SqlEvaluations(self._database)
 
     def close(self) -> None:

@@ -18,8 +18,27 @@ def upgrade() -> None:
         sa.Column("project", sa.Text, nullable=False),
         sa.Column("digest", sa.Text, nullable=False),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.Column("pack", sa.Text, nullable=False),
+        sa.Column("pack_offset", sa.BigInteger, nullable=False),
         sa.Column("create_us", sa.BigInteger, nullable=False),
+        sa.Column("use_us", sa.BigInteger, nullable=False),
         sa.PrimaryKeyConstraint("project", "digest", name="pk_blobs"),
+    )
+    op.create_index("ix_blobs_pack", "blobs", ["project", "pack"])
+    op.create_index("ix_blobs_use", "blobs", ["project", "use_us"])
+    op.create_table(
+        "packs",
+        sa.Column("project", sa.Text, nullable=False),
+        sa.Column("id", sa.Text, nullable=False),
+        sa.Column("digest", sa.Text, nullable=False),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("project", "id", name="pk_packs"),
+    )
+    op.create_table(
+        "blob_usage",
+        sa.Column("project", sa.Text, nullable=False),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("project", name="pk_blob_usage"),
     )
     op.create_table(
         "uploads",
@@ -68,6 +87,45 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("project", "run", "step", name="pk_training_metrics"),
     )
     op.create_table(
+        "checkpoints",
+        sa.Column("project", sa.Text, nullable=False),
+        sa.Column("manifest", sa.Text, nullable=False),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.Column("tensor_count", sa.BigInteger, nullable=False),
+        sa.Column("pinned", sa.Boolean, nullable=False),
+        sa.Column("create_us", sa.BigInteger, nullable=False),
+        sa.Column("use_us", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("project", "manifest", name="pk_checkpoints"),
+    )
+    op.create_index("ix_checkpoints_use", "checkpoints", ["project", "use_us"])
+    op.create_table(
+        "checkpoint_blobs",
+        sa.Column("project", sa.Text, nullable=False),
+        sa.Column("manifest", sa.Text, nullable=False),
+        sa.Column("digest", sa.Text, nullable=False),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("project", "manifest", "digest", name="pk_checkpoint_blobs"),
+    )
+    op.create_index("ix_checkpoint_blobs_digest", "checkpoint_blobs", ["project", "digest", "manifest"])
+    op.create_table(
+        "checkpoint_steps",
+        sa.Column("project", sa.Text, nullable=False),
+        sa.Column("run", sa.Text, nullable=False),
+        sa.Column("step", sa.BigInteger, nullable=False),
+        sa.Column("manifest", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("project", "run", "step", "manifest", name="pk_checkpoint_steps"),
+    )
+    op.create_index("ix_checkpoint_steps_manifest", "checkpoint_steps", ["project", "manifest"])
+    op.create_table(
+        "uri_imports",
+        sa.Column("project", sa.Text, nullable=False),
+        sa.Column("uri", sa.Text, nullable=False),
+        sa.Column("stamp", sa.Text, nullable=False),
+        sa.Column("manifest", sa.Text, nullable=False),
+        sa.Column("create_us", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("project", "uri", name="pk_uri_imports"),
+    )
+    op.create_table(
         "evaluations",
         sa.Column("serial", _SERIAL, nullable=False, autoincrement=True),
         sa.Column("uid", sa.Text, nullable=False),
@@ -78,6 +136,7 @@ def upgrade() -> None:
         sa.Column("suite_version", sa.Text, nullable=False),
         sa.Column("dataset_versions", sa.Text, nullable=False),
         sa.Column("checkpoint", sa.Text, nullable=False),
+        sa.Column("checkpoint_uri", sa.Text, nullable=False),
         sa.Column("evaluator_build", sa.Text, nullable=False),
         sa.Column("run", sa.Text, nullable=False),
         sa.Column("step", sa.BigInteger, nullable=False),
