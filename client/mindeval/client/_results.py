@@ -360,8 +360,8 @@ class Capabilities:
 def format_with_error(value: float, standard_error: float | None) -> str:
     """A value to five digits or more with its standard error to two, such as "2.7061 ± 0.079"; six when it has none.
 
-    The value keeps digits that its standard error seems to forbid: two checkpoints are compared on the same samples, and
-    their difference is known much better than either value.
+    The value keeps digits that its standard error seems to forbid: two checkpoints are compared on the same samples,
+    and their difference is known much better than either value.
     """
     if standard_error is None or not math.isfinite(standard_error) or not math.isfinite(value):
         return f"{value:.6g}"
