@@ -19,6 +19,7 @@ from mindeval.client import (
     Metric,
     TlsFiles,
     _channel,
+    _datasets,
     _decode,
     _metrics,
     _suites,
@@ -242,3 +243,11 @@ def test_public_names_are_there_and_import_is_thin() -> None:
         "assert not ours and 'mindspore' not in sys.modules, ours\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_dataset_files_of_one_name_are_told_apart_by_their_folders() -> None:
+    assert list(_datasets.named_files(["a/v.txt", "b/w.txt"])) == ["v.txt", "w.txt"]
+    assert list(_datasets.named_files(["x/a/v.txt", "x/b/v.txt"])) == ["a/v.txt", "b/v.txt"]
+    assert list(_datasets.named_files("a/v.txt")) == ["v.txt"]
+    with pytest.raises(FormatError, match="given twice"):
+        _datasets.named_files(["a/v.txt", "./a/v.txt"])

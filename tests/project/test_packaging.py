@@ -44,7 +44,7 @@ def test_the_wheel_works_in_a_fresh_environment_without_the_repository(tmp_path:
         "mindeval/v1/evaluation_pb2.py",
         "mindeval/v1/evaluation.proto",
         "mindeval/formats/manifest.py",
-        "mindeval/client/agent.py",
+        "mindeval/client/agent/__main__.py",
         "mindeval/hooks/py.typed",
         "mindeval/service/__main__.py",
         "mindeval/service/runtime/worker.py",

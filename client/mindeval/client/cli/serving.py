@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 
 # Packages of the `service` extra that its processes cannot start without.
-_SERVICE_NEEDS = ("mindeval.service", "sqlalchemy", "alembic", "grpc_health")
+_NEEDED = ("mindeval.service", "sqlalchemy", "alembic", "grpc_health")
 _METRICS_NEED = ("mindeval.service.metrics", "sacrebleu", "nltk")
 
 
 def serve(arguments: Sequence[str]) -> int:
     """Executes `python -m mindeval.service` with these arguments; returns only when that cannot be done."""
-    return _execute("mindeval.service", _SERVICE_NEEDS, "the service is", arguments)
+    return _execute("mindeval.service", _NEEDED, "the service is", arguments)
 
 
 def metrics(arguments: Sequence[str]) -> int:
