@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +20,7 @@ from mindeval.service.metrics import (
 )
 from mindeval.service.metrics.checking import check_family, check_metric
 from mindeval.service.metrics.custom import Column, Estimator, Given, Mean, Rows, Settings, TableState, id_list
+from mindeval.service.metrics.examples import EXAMPLES
 
 BATCH = {
     "sample_ids": [f"s{k}" for k in range(9)],
@@ -134,24 +135,28 @@ def test_batches_that_cannot_be_replayed_are_errors() -> None:
 
 
 def documented_example() -> str:
-    """The class in the module's documentation, as a user would paste it."""
-    text = custom.__doc__ or ""
-    start = text.index("    from collections.abc import Sequence")
-    return textwrap.dedent(text[start : text.index("Repeats, merging")])
+    """The class in docs/metrics.md, as a user would paste it."""
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    return next(code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class NumericState" in code)
+
+
+def write_package(folder: Path, module: str, code: str, entry_points: str) -> None:
+    """A package as pip would lay it out."""
+    (folder / f"{module}.py").write_text(code, encoding="utf-8")
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(f"[mindeval.metrics]\n{entry_points}", encoding="utf-8")
 
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package with the documented metric and two broken ones, as pip would lay it out."""
-    (tmp_path / "numeric_plugin.py").write_text(documented_example(), encoding="utf-8")
-    info = tmp_path / "numeric_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: numeric-plugin\nVersion: 1.0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text(
-        "[mindeval.metrics]\nnumeric = numeric_plugin:NumericState\n"
-        "missing = numeric_plugin:Nothing\nother = numeric_plugin:NumericState\nnumber = numeric_plugin:np\n",
-        encoding="utf-8",
+    """A package with the documented metric and broken entry points."""
+    points = (
+        "numeric = numeric_plugin:NumericState\nmissing = numeric_plugin:Nothing\n"
+        "other = numeric_plugin:NumericState\nnumber = numeric_plugin:np\n"
     )
+    write_package(tmp_path, "numeric_plugin", documented_example(), points)
     monkeypatch.syspath_prepend(str(tmp_path))
     custom.custom_state.cache_clear()
     yield tmp_path
@@ -168,8 +173,24 @@ def test_the_documented_example_is_a_working_plug_in(installed: Path) -> None:
     assert (mae.value, mae.higher_is_better) == (0.5, False)
     assert mae.standard_error == pytest.approx(0.5)
     assert state_from_bytes(state.to_bytes()).result() == state.result()
-    report = check_family("numeric", {"scale": 0.1}, trials=3)
-    assert {failure.check for failure in report.failures} <= {"update_is_atomic"}
+    report = check_family("numeric", {"scale": 0.1}, trials=5)
+    assert report.passed, report.failures
+    assert len(report.checks) == 12
+
+
+@pytest.mark.parametrize("family", EXAMPLES)
+def test_every_family_of_this_package_passes_on_its_example(family: str) -> None:
+    report = check_family(family, trials=2)
+    assert report.passed, report.failures
+
+
+def test_a_failure_shows_the_updates_that_led_to_it() -> None:
+    failure = next(f for f in check_metric(BatchMeanState, BATCH).failures if f.check == "batches")
+    assert re.match(r"mean: value \S+ became \S+", failure.detail)
+    split, whole = failure.example
+    assert sorted(k for update in split for k in update) == list(range(9))
+    assert len(split) > 1
+    assert whole == (tuple(range(9)),)
 
 
 @pytest.mark.parametrize("family", ["missing", "other", "number"])
