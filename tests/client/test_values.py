@@ -19,6 +19,7 @@ from mindeval.client import (
     Metric,
     TlsFiles,
     _channel,
+    _datasets,
     _decode,
     _metrics,
     _suites,
@@ -33,7 +34,9 @@ from mindeval.v1 import registry_pb2
     ("value", "error", "text"),
     [
         (3.418234, 0.00432, "3.4182 ± 0.0043"),
-        (798.57, 109.2, "799 ± 109"),
+        (798.57, 109.2, "798.57 ± 109"),
+        (2.706079, 0.0791, "2.7061 ± 0.079"),
+        (0.0, 0.1, "0.00 ± 0.10"),
         (12.0, None, "12"),
         (0.5, 0.0, "0.5 ± 0"),
         (math.inf, 1.0, "inf"),
@@ -50,7 +53,7 @@ def test_result_reads_well_and_raises_on_request() -> None:
         "projects/p/evaluations/e", "SUCCEEDED", run="r", step=3, metrics={"val/loss": Metric(2, 0.1)}
     )
     assert repr(result) == (
-        "EvaluationResult('projects/p/evaluations/e', SUCCEEDED, run='r', step=3, val/loss=2.00 ± 0.10)"
+        "EvaluationResult('projects/p/evaluations/e', SUCCEEDED, run='r', step=3, val/loss=2.0000 ± 0.10)"
     )
     assert result.raise_for_state() is result
     failed = EvaluationResult("e", "FAILED", error=Failure("TENSOR_MISSING", "no w", {"tensor": "w"}))
@@ -240,3 +243,11 @@ def test_public_names_are_there_and_import_is_thin() -> None:
         "assert not ours and 'mindspore' not in sys.modules, ours\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_dataset_files_of_one_name_are_told_apart_by_their_folders() -> None:
+    assert list(_datasets.named_files(["a/v.txt", "b/w.txt"])) == ["v.txt", "w.txt"]
+    assert list(_datasets.named_files(["x/a/v.txt", "x/b/v.txt"])) == ["a/v.txt", "b/v.txt"]
+    assert list(_datasets.named_files("a/v.txt")) == ["v.txt"]
+    with pytest.raises(FormatError, match="given twice"):
+        _datasets.named_files(["a/v.txt", "./a/v.txt"])

@@ -116,6 +116,13 @@ class ScriptedAgent:
             shutil.copyfile(self.state / f"step-{step}.safetensors", message["path"])
         say(type="fetched", id=message["id"], path=message["path"], error=error and {"message": error})
 
+    def on_cancel(self, message: dict[str, Any]) -> None:
+        pass  # it may be reading the file still
+
+    def on_release(self, message: dict[str, Any]) -> None:
+        """From tests only: lets go of a file."""
+        say(type="released", id=message["id"], bytes_sent=0, bytes_total=0, seconds=0.0)
+
     def on_train_metrics(self, message: dict[str, Any]) -> None:
         pass
 

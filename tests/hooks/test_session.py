@@ -74,8 +74,15 @@ def test_both_buffers_in_use_skips_and_says_so_once(bench, caplog):
     assert not b.session.wait_for_results(40, 0.3)
     assert time.monotonic() - began < 2
     b.session.give_up_outstanding(40, "over")
-    assert [record.state for record in b.session.summary.evaluations] == ["LOST", "LOST"]
-    assert [record.decision.verdict for record in b.session.summary.evaluations] == ["not_counted"] * 2
+    b.until(lambda: [message["id"] for message in b.received("cancel")] == [1, 2])
+    # The agent has not let go of the files, so nothing may overwrite them yet.
+    assert not b.push(50)
+    b.link.send({"type": "release", "id": 1})
+    b.until(lambda: b.events("released") != [])
+    assert b.push(60)
+    lost = b.session.summary.evaluations[:2]
+    assert [record.state for record in lost] == ["LOST", "LOST"]
+    assert [record.decision.verdict for record in lost] == ["not_counted"] * 2
 
 
 def test_an_agent_that_dies_is_restarted_and_gets_the_push_again(bench, caplog):
@@ -167,6 +174,18 @@ def test_waiting_for_a_service_that_stays_away_ends_early(bench, monkeypatch):
     b.push(10)
     began = time.monotonic()
     assert not b.session.wait_for_results(10, 60)
+    assert time.monotonic() - began < 5
+
+
+def test_a_known_outage_is_not_waited_for_again(bench, monkeypatch):
+    monkeypatch.setattr(session_module, "UNAVAILABLE_GRACE_S", 0.2)
+    b = bench(RULE, unavailable_for=99)
+    b.push(10)
+    assert not b.session.wait_for_results(10, 60, 0.0)
+    monkeypatch.setattr(session_module, "UNAVAILABLE_GRACE_S", 60.0)
+    b.push(20)
+    began = time.monotonic()
+    assert not b.session.wait_for_results(20, 60, 0.0)
     assert time.monotonic() - began < 5
 
 

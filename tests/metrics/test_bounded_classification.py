@@ -38,7 +38,7 @@ def batch_of(seed: int, *, scored: bool, size: int | None = None, classes: int =
 def test_values_and_errors_are_those_of_the_exact_state(seed: int, scored: bool, classes: int) -> None:
     batch = batch_of(seed, scored=scored, classes=classes)
     labels = list(range(classes))
-    bounded = create(FAMILY, {"labels": labels, "score_bins": 256})
+    bounded = create(FAMILY, {"labels": labels, "score_bins": 256, "exact_samples": 0})
     bounded.update(**batch)
     exact = create("classification", {"labels": labels})
     exact.update(sample_ids=[str(k) for k in batch.pop("ordinals")], **batch)
@@ -57,7 +57,8 @@ def test_values_and_errors_are_those_of_the_exact_state(seed: int, scored: bool,
 @settings(max_examples=20, deadline=None)
 def test_any_way_of_arriving_gives_the_same_bits(assert_exact: Callable[..., None], seed: int, scored: bool) -> None:
     names = metric_names(FAMILY)
-    options = {"labels": ["a", "b", "c"], "score_bins": 32}
+    # The limit lies among the sizes of the batches, so that some totals cross it and others do not.
+    options = {"labels": ["a", "b", "c"], "score_bins": 32, "exact_samples": 12}
     assert_exact(FAMILY, options, batch_of(seed, scored=scored), names=names, trials=2, seed=seed, overlaps=False)
 
 
@@ -90,11 +91,67 @@ def test_binned_area_is_within_its_bound() -> None:
     generator = np.random.default_rng(1)
     labels = generator.integers(0, 2, 5000)
     scores = np.clip(generator.normal(0.4 + 0.2 * labels, 0.15), 0, 1)
-    state = create(FAMILY, {"labels": [0, 1], "score_bins": 512})
+    state = create(FAMILY, {"labels": [0, 1], "score_bins": 512, "exact_samples": 4999})
     state.update(ordinals=range(5000), labels=labels, scores=scores)
     area = state.result(["roc_auc"])["roc_auc"]
     assert area.value == pytest.approx(reference.roc_auc_score(labels, scores), abs=2e-4)
     assert area.flags == ("binned",)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_area_is_exact_up_to_the_limit_and_binned_beyond_it(classes: int) -> None:
+    generator = np.random.default_rng(4)
+    labels, scores = generator.integers(0, classes, 61), generator.dirichlet(np.ones(classes), 61)
+    settings = {"labels": list(range(classes)), "score_bins": 8, "exact_samples": 60}
+    parts = [create(FAMILY, settings) for _ in range(3)]
+    for state, (start, stop) in zip(parts, [(0, 30), (30, 60), (60, 61)]):
+        state.update(ordinals=range(start, stop), labels=labels[start:stop], scores=scores[start:stop])
+    parts[0].merge(parts[1])
+    exact = create("classification", {"labels": settings["labels"]})
+    exact.update(sample_ids=[f"{k:02d}" for k in range(60)], labels=labels[:60], scores=scores[:60])
+    want, got = exact.result(["roc_auc"])["roc_auc"], parts[0].result(["roc_auc"])["roc_auc"]
+    assert (got.value, got.standard_error, got.flags) == (want.value, want.standard_error, ())
+    again = type(parts[0]).from_bytes(parts[0].to_bytes())
+    again.merge(parts[2])
+    beyond = again.result(["roc_auc"])["roc_auc"]
+    assert beyond.flags == ("binned",)
+    assert beyond.value != want.value
+    assert "exact_samples:60" in beyond.signature
+
+
+def test_a_range_that_was_seen_before_adds_no_scores() -> None:
+    state = create(FAMILY, {"labels": [0, 1]})
+    scores = np.array([[0.3, 0.7], [0.6, 0.4]])
+    for _ in range(2):
+        state.update(ordinals=range(2), labels=[1, 0], scores=scores)
+    assert state.result(["roc_auc"])["roc_auc"].value == 1.0
+    assert state.counts()["samples"] == 2
+
+
+def test_states_of_the_first_version_are_read_and_merge() -> None:
+    state = create(FAMILY, {"labels": [0, 1]})
+    state.update(ordinals=[0, 1, 2], labels=[0, 1, 1], scores=[0.1, 0.8, 0.7])
+    old = state.to_dict()
+    old["version"] = 1
+    del old["settings"]["exact_samples"]
+    old["arrays"] = {name: value for name, value in old["arrays"].items() if not name.startswith("kept_")}
+    restored = type(state).from_dict(old)
+    assert restored.result(["roc_auc"])["roc_auc"].flags == ("binned",)
+    other = create(FAMILY, {"labels": [0, 1]})
+    other.update(ordinals=[3], labels=[0], scores=[0.2])
+    other.merge(restored)
+    assert other.result(["roc_auc"])["roc_auc"].value == 1.0
+    assert other.counts()["samples"] == 4
+
+
+def test_damaged_kept_scores_are_refused() -> None:
+    state = create(FAMILY, {"labels": [0, 1]})
+    state.update(ordinals=[0, 1], labels=[0, 1], scores=[0.1, 0.8])
+    payload = state._payload()
+    payload.arrays["kept_labels"] = np.array([0, 2])
+    with pytest.raises(MetricStateError) as caught:
+        type(state).from_payload(payload)
+    assert caught.value.reason == "damaged_state"
 
 
 def test_states_that_share_samples_are_not_merged() -> None:

@@ -21,12 +21,6 @@ from mindeval.service.metrics import (
 from mindeval.service.metrics.checking import check_family, check_metric
 from mindeval.service.metrics.custom import Column, Estimator, Given, Mean, Rows, Settings, TableState, id_list
 from mindeval.service.metrics.examples import EXAMPLES
-from mindeval.service.metrics.examples import EXAMPLES
-from mindeval.service.metrics.examples import EXAMPLES
-from mindeval.service.metrics.examples import EXAMPLES
-from mindeval.service.metrics.examples import EXAMPLES
-from mindeval.service.metrics.examples import EXAMPLES
-from mindeval.service.metrics.examples import EXAMPLES
 
 BATCH = {
     "sample_ids": [f"s{k}" for k in range(9)],

@@ -55,7 +55,12 @@ class Finished:
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packages")
-    names = {"numeric": "NumericState", "batch_means": "BatchMeansState", "no_example": "NoExampleState", "gone": "Gone"}
+    names = {
+        "numeric": "NumericState",
+        "batch_means": "BatchMeansState",
+        "no_example": "NoExampleState",
+        "gone": "Gone",
+    }
     points = "".join(f"{name} = numeric_plugin:{kind}\n" for name, kind in names.items())
     write_package(folder, "numeric_plugin", documented_example() + BATCH_MEANS, points)
     return folder
@@ -134,7 +139,9 @@ def test_wrong_use_is_one_line(packages: Path, words: tuple[str, ...], code: int
 
 
 def test_the_list_has_built_in_and_installed_families(packages: Path) -> None:
-    families: dict[str, Any] = {f["name"]: f for f in json.loads(run(packages, "metrics", "list", "--json").out)["families"]}
+    families: dict[str, Any] = {
+        f["name"]: f for f in json.loads(run(packages, "metrics", "list", "--json").out)["families"]
+    }
     assert set(families) == {*FAMILY_METRICS, "numeric", "batch_means", "no_example", "gone"}
     assert families["numeric"]["metrics"] == [{"name": "mae", "higher_is_better": False}]
     assert families["classification_bounded"]["memory"] == "bounded"

@@ -21,7 +21,11 @@ NAMES = set(re.findall(r"`([^`\n]+)`", TEXT))
 @pytest.mark.parametrize("family", FAMILY_METRICS)
 def test_every_family_metric_and_setting_is_documented(family: str) -> None:
     suffixed = {name for name in metric_names(family) if name.rpartition("_")[2] in ("micro", "macro", "weighted")}
-    wanted = {family, *metric_names(family), *(field.name for field in dataclasses.fields(state_type(family).settings_type))}
+    wanted = {
+        family,
+        *metric_names(family),
+        *(field.name for field in dataclasses.fields(state_type(family).settings_type)),
+    }
     assert wanted - (suffixed if family == "multilabel_classification" else set()) <= NAMES
 
 
@@ -30,7 +34,7 @@ def test_every_check_and_flag_is_documented() -> None:
     package = Path(state_type("generation").__module__.replace(".", "/")).parent
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "service" / package).glob("*.py"))
     flags = set(re.findall(r'flags=\(\*?(?:flags, )?"([a-z0-9_]+)"', sources))
-    assert len(flags) > 8
+    assert len(flags) >= 8
     assert flags <= NAMES
 
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from scipy import linalg
 
 from mindeval.service.metrics import MetricInputError, MetricStateError, create, metric_names
+from mindeval.service.metrics.estimators import Median
+from mindeval.service.metrics.frechet import frechet_distance, frechet_effects
 
 
 def retrieval(images: Any, texts: Any, owners: list[str] | None = None, **options: Any) -> Any:
@@ -155,6 +157,83 @@ def test_frechet_distance_equals_the_closed_form() -> None:
     assert got.count == 150
     few = create("frechet", {"dimension": 2}).result()["frechet_distance"]
     assert (math.isnan(few.value), few.flags) == (True, ("too_few", "empty"))
+
+
+def frechet(real: Any, made: Any) -> Any:
+    state = create("frechet", {"dimension": real.shape[1]})
+    state.update(
+        sample_ids=[f"s{k}" for k in range(len(real) + len(made))],
+        features=np.concatenate([real, made]),
+        generated=[False] * len(real) + [True] * len(made),
+    )
+    return state
+
+
+def test_the_error_of_a_frechet_distance_is_its_spread_over_draws() -> None:
+    generator = np.random.default_rng(3)
+    mixing = generator.normal(size=(3, 3))
+    values, errors = [], []
+    for _ in range(150):
+        state = frechet(generator.normal(size=(400, 3)), generator.normal(0.4, 1.0, (300, 3)) @ mixing)
+        distance = state.result()["frechet_distance"]
+        values.append(distance.value)
+        errors.append(distance.standard_error)
+    assert np.mean(errors) == pytest.approx(np.std(values, ddof=1), rel=0.15)
+    assert distance.standard_error_method == "linearized_by_sample"
+
+
+def test_effects_on_a_frechet_distance_are_its_derivative() -> None:
+    generator = np.random.default_rng(4)
+    real, made = generator.normal(size=(30, 3)), generator.normal(0.5, 2.0, (20, 3))
+    effects = frechet_effects(real, made)
+    assert effects is not None
+    assert [side.sum() for side in effects] == pytest.approx([0, 0], abs=1e-9)
+    # To add a copy of a row is to raise its weight by about 1/n; 200 copies of every row keep n - 1 near n.
+    many = np.repeat(real, 200, axis=0), np.repeat(made, 200, axis=0)
+    whole = frechet_distance(*many)
+    for k in (0, 7):
+        for side, rows in enumerate((real, made)):
+            more = list(many)
+            more[side] = np.concatenate([many[side], rows[k : k + 1]])
+            assert (frechet_distance(*more) - whole) * 200 == pytest.approx(effects[side][k], rel=0.05, abs=0.005)
+
+
+def test_singular_features_have_a_distance_and_no_error() -> None:
+    generator = np.random.default_rng(5)
+    few = frechet(generator.normal(size=(4, 4)), generator.normal(size=(9, 4))).result()["frechet_distance"]
+    flat = generator.normal(size=(40, 4))
+    flat[:, 3] = 2 * flat[:, 0]
+    level = frechet(flat, generator.normal(size=(40, 4))).result()["frechet_distance"]
+    for distance in (few, level):
+        assert distance.value > 0
+        assert distance.standard_error is None
+        assert distance.flags == ("singular",)
+
+
+def test_the_error_of_a_median_rank_is_its_spread_over_draws() -> None:
+    generator = np.random.default_rng(6)
+    values, errors = [], []
+    for _ in range(40):
+        images = generator.normal(size=(120, 8))
+        state = retrieval(images, images + generator.normal(size=(120, 8)) * 2.5)
+        median = state.result(["text_to_image_median_rank"])["text_to_image_median_rank"]
+        values.append(median.value)
+        errors.append(median.standard_error)
+    assert np.mean(errors) == pytest.approx(np.std(values, ddof=1), rel=0.4)
+    assert median.standard_error_method == "bootstrap_by_group"
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_weighted_medians_are_medians_of_repeated_values(values: list[int], seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    places = generator.permutation(len(values) + 2)[: len(values)]
+    weights = generator.integers(0, 4, (5, len(values) + 2))
+    weights[:, places[0]] += 1
+    median = Median(len(values), np.array(values), places, len(values) + 2)
+    wanted = [np.median(np.repeat(values, row[places])) for row in weights]
+    assert median.resampled(weights.astype(np.float64)) == wanted
+    assert median.value() == np.median(values)
 
 
 def batches(seed: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:

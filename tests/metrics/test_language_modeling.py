@@ -20,6 +20,7 @@ from mindeval.service.metrics import (
     MetricInputError,
     MetricSettingsError,
     MetricStateError,
+    compare,
     create,
     family_of,
     higher_is_better,
@@ -222,6 +223,76 @@ def test_standard_error_covers_the_truth_as_often_as_it_should() -> None:
         loss = state.result(["loss"])["loss"]
         covered += abs(loss.value - 2.0) < 1.96 * loss.standard_error
     assert 178 <= covered <= 200
+
+
+def one_document(generator: np.random.Generator, windows: int, *, mean: float = 3.0) -> dict[str, Any]:
+    """A document whose windows differ in size and difficulty; words and bytes stand on its window 0."""
+    sizes = generator.integers(20, 60, windows)
+    return {
+        "document_ids": ["d"] * windows,
+        "window_indices": list(range(windows)),
+        "token_nll": [generator.normal(generator.normal(mean, 0.4), 1.0, size) for size in sizes],
+        "token_correct": [np.zeros(size, bool) for size in sizes],
+        "words": [int(sizes.sum() * 0.7), *[0] * (windows - 1)],
+        "utf8_bytes": [int(sizes.sum() * 4), *[0] * (windows - 1)],
+    }
+
+
+def test_windows_of_one_document_share_its_words_and_bytes_by_their_tokens() -> None:
+    batch = one_document(np.random.default_rng(0), 12)
+    result = state_of(batch).result()
+    sums = np.array([values.sum() for values in batch["token_nll"]])
+    sizes = np.array([values.size for values in batch["token_nll"]])
+    loss = sums.sum() / sizes.sum()
+    loss_error = math.sqrt(12 / 11 * ((sums - loss * sizes) ** 2).sum()) / sizes.sum()
+    assert result["loss"].standard_error == pytest.approx(loss_error, rel=1e-12)
+    relative = loss_error / loss
+    bits = result["bits_per_byte"]
+    assert bits.standard_error == pytest.approx(bits.value * relative, rel=1e-12)
+    for name, count in (("word_ppl", batch["words"][0]), ("byte_ppl", batch["utf8_bytes"][0])):
+        # The exponential multiplies the error of its exponent, sum / count, by the value.
+        metric = result[name]
+        assert metric.standard_error == pytest.approx(metric.value * sums.sum() / count * relative, rel=1e-12)
+        assert metric.standard_error_method == "ratio_by_window"
+
+
+def test_the_error_of_one_documents_bits_per_byte_is_their_spread_over_documents() -> None:
+    # Each draw is a whole document of the same size, so their spread is what every one of them has to report.
+    generator = np.random.default_rng(1)
+    values, errors, covered = [], [], 0
+    for _ in range(300):
+        batch = one_document(generator, 40)
+        bits = state_of(batch).result(["bits_per_byte"])["bits_per_byte"]
+        values.append(bits.value)
+        errors.append(bits.standard_error)
+        truth = 3.0 * sum(v.size for v in batch["token_nll"]) / batch["utf8_bytes"][0] / math.log(2)
+        covered += abs(bits.value - truth) < 1.96 * bits.standard_error
+    assert np.mean(errors) == pytest.approx(np.std(values, ddof=1), rel=0.1)
+    assert 270 <= covered <= 297
+
+
+def test_two_checkpoints_on_one_document_differ_as_clearly_in_bits_as_in_loss() -> None:
+    before, after = (one_document(np.random.default_rng(7), 30, mean=mean) for mean in (3.0, 2.9))
+    found = compare(state_of(before), state_of(after))
+    assert found["loss"].verdict == "better"
+    for name in ("bits_per_byte", "word_ppl", "byte_ppl"):
+        assert found[name].verdict == "better"
+        assert found[name].p_value == pytest.approx(found["loss"].p_value, rel=1e-9)
+
+
+def test_documents_keep_their_own_words_and_bytes() -> None:
+    batch = windows(3, 7)
+    result = state_of(batch).result(["bits_per_byte"])["bits_per_byte"]
+    sums: dict[str, list[float]] = {}
+    for document, nll, size in zip(batch["document_ids"], batch["token_nll"], batch["utf8_bytes"]):
+        entry = sums.setdefault(document, [0.0, 0.0])
+        entry[0] += float(nll.astype(np.float64).sum())
+        entry[1] += size
+    pairs = np.array(list(sums.values()))
+    residual = pairs[:, 0] - pairs[:, 0].sum() / pairs[:, 1].sum() * pairs[:, 1]
+    expected = math.sqrt(7 / 6 * (residual**2).sum()) / pairs[:, 1].sum() / math.log(2)
+    assert result.standard_error == pytest.approx(expected, rel=1e-12)
+    assert result.standard_error_method == "ratio_by_document"
 
 
 def test_one_document_falls_back_to_windows_and_one_window_has_no_error() -> None:

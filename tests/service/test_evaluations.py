@@ -125,6 +125,9 @@ def test_conflict_policies(client: Client) -> None:
     for change in ({"step": 4}, {"parameters": {"a": "c"}}, {"run": f"{client.parent}/runs/q"}):
         fields = {"run": f"{client.parent}/runs/r", "step": 3, "parameters": {"a": "b"}, **change}
         assert client.create(client.spec(spec.suite, **fields)).created, change
+    # Other weights are another evaluation, also for the run and step of before: the results are not theirs.
+    fields = {"run": f"{client.parent}/runs/r", "step": 3, "parameters": {"a": "b"}}
+    assert client.create(client.spec(spec.suite, client.checkpoint("other weights"), **fields)).created
     # Without a run there is no natural key.
     assert client.create(client.spec(spec.suite)).created
     assert client.create(client.spec(spec.suite)).created

@@ -31,6 +31,7 @@ from mindeval.service.storage.records import (
     Statistics,
     TaskRecord,
 )
+from mindeval.service.storage.sql.evaluations import MAX_ATTEMPTS
 from mindeval.service.storage.sql.store import SqlStore
 from mindeval.service.storage.store import Store
 from mindeval.v1 import evaluation_pb2 as pb
@@ -198,6 +199,19 @@ def test_recover_puts_back_what_ran(store: Store) -> None:
     states = {record.id: record.state for record in store.evaluations.recover()}
     assert states == {running.id: State.QUEUED, cancelling.id: State.CANCELLED}
     assert store.evaluations.recover() == []
+
+
+def test_what_takes_the_service_down_again_and_again_is_given_up(store: Store) -> None:
+    store.evaluations.create(new())
+    for attempt in range(1, MAX_ATTEMPTS):
+        assert store.evaluations.start_next("cpu:0", "build") is not None
+        (back,) = store.evaluations.recover()
+        assert (back.state, back.attempt) == (State.QUEUED, attempt)
+    assert store.evaluations.start_next("cpu:0", "build") is not None
+    (failed,) = store.evaluations.recover()
+    assert failed.state is State.FAILED
+    assert failed.failure is not None
+    assert failed.failure.reason == "RUNNER_LOST"
 
 
 def test_fail_queued(store: Store) -> None:

@@ -36,7 +36,7 @@ async def put(
     number = _decode.choice(format_name, _decode.DATASET_FORMATS, "format")
     stamps: dict[str, Stamp] = {}
     try:
-        contents = await asyncio.to_thread(file_contents, _by_name(files), stamps)
+        contents = await asyncio.to_thread(file_contents, named_files(files), stamps)
         digests = await digests_of(list(contents.values()))
         uploader = Uploader(connection, parent, stamps=stamps, on_progress=on_progress)
         await uploader.send(
@@ -62,17 +62,24 @@ async def put(
     return _decode.dataset(response.dataset, response.created)
 
 
-def _by_name(files: Files) -> dict[str, Path]:
+def named_files(files: Files) -> dict[str, Path]:
+    """Local files by their name in the dataset.
+
+    Raises:
+        FormatError: INVALID_FIELD when a file is given twice.
+    """
     if isinstance(files, Mapping):
         return {name: Path(path) for name, path in files.items()}
+    paths = [Path(path) for path in ([files] if isinstance(files, (str, os.PathLike)) else files)]
+    if len({path.name for path in paths}) == len(paths):
+        return {path.name: path for path in paths}
+    # Namesakes in different folders are told apart by their path below the folder that holds them all.
+    absolute = [Path(os.path.abspath(path)) for path in paths]
+    base = os.path.commonpath([path.parent for path in absolute])
     found: dict[str, Path] = {}
-    for path in [files] if isinstance(files, (str, os.PathLike)) else files:
-        local = Path(path)
-        if local.name in found:
-            raise FormatError(
-                "INVALID_FIELD",
-                f"files: {local} and {found[local.name]} have the same name; give them as a mapping by name",
-                {"field": "files", "file": str(local)},
-            )
-        found[local.name] = local
+    for path, local in zip(paths, absolute):
+        name = local.relative_to(base).as_posix()
+        if name in found:
+            raise FormatError("INVALID_FIELD", f"files: {path} is given twice", {"field": "files", "file": str(path)})
+        found[name] = path
     return found

@@ -438,14 +438,19 @@ class Capabilities:
 
 
 def format_with_error(value: float, standard_error: float | None) -> str:
-    """A value with its standard error to two digits, such as "3.4182 ± 0.0043"; six digits when it has none."""
+    """A value to five digits or more with its standard error to two, such as "2.7061 ± 0.079"; six when it has none.
+
+    The value keeps digits that its standard error seems to forbid: two checkpoints are compared on the same samples,
+    and their difference is known much better than either value.
+    """
     if standard_error is None or not math.isfinite(standard_error) or not math.isfinite(value):
         return f"{value:.6g}"
     if standard_error <= 0:
         return f"{value:.6g} ± 0"
     decimals = max(0, 1 - math.floor(math.log10(standard_error)))
     if decimals <= 12 and abs(value) < 1e9 and standard_error < 1e9:
-        return f"{value:.{decimals}f} ± {standard_error:.{decimals}f}"
+        digits = 4 - math.floor(math.log10(abs(value))) if value else 0
+        return f"{value:.{max(decimals, min(digits, 12))}f} ± {standard_error:.{decimals}f}"
     return f"{value:.6g} ± {standard_error:.2g}"
 
 

@@ -44,8 +44,8 @@ class RemoteEvaluation(Callback):  # type: ignore[misc]
         log_dir: Folder for metrics.tsv, events.jsonl and agent.log; none are kept when unset.
         staging_dir: Folder for exported graphs, and for snapshots where /dev/shm has no room; the system's temporary
             folder when unset.
-        on_error: "continue" (say so once and train on) or "stop" (raise it, which ends training). A failed evaluation
-            is a result, not an error of this kind.
+        on_error: "continue" (say so once and train on) or "stop" (raise it, which ends training). An evaluation that
+            failed is a result and a service that is away is waited for: neither is an error of this kind.
         agent_python: Python of another environment for the agent; it needs `pip install mindeval`.
         final_wait_s: Longest wait for outstanding results when training ends, and for the best weights, in seconds.
         samples_per_step: Samples in an optimizer step, for throughput; read from the batch when unset.

@@ -175,7 +175,8 @@ class TrainingJob:
         began = time.perf_counter()
         record = EvaluationRecord(step, self._counter.epoch, train_loss, self._push_clock.lap_ms())
         pushed = session.push(record, self._weights.arrays())
-        if pushed and self._settings.blocking and not session.wait_for_results(step, self._settings.final_wait_s):
+        # An outage is waited for once, when it begins; while it lasts, training goes on as without `blocking`.
+        if pushed and self._settings.blocking and not session.wait_for_results(step, self._settings.final_wait_s, 0.0):
             session.give_up_outstanding(step, "no result within the time that a blocking evaluation may take")
         stall_s = time.perf_counter() - began
         for clock in (self._clock, self._push_clock):
@@ -218,6 +219,8 @@ class TrainingJob:
         summary = session.summary
         best = next((record for record in summary.evaluations if record.step == summary.best_step), None)
         if best is None:
+            if all(record.state == "LOST" for record in summary.evaluations):
+                return "no evaluation came back from the service"
             return "no evaluation gave a finite value"
         if best.step != self._counter.step:
             path = self._staging.path / "best.safetensors"

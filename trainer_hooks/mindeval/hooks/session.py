@@ -160,17 +160,18 @@ class EvaluationSession:
 
     # --- waiting ---
 
-    def wait_for_results(self, at_step: int, timeout_s: float) -> bool:
+    def wait_for_results(self, at_step: int, timeout_s: float, outage_s: float = UNAVAILABLE_GRACE_S) -> bool:
         """Waits until no result is outstanding; gives up on a service that stays away.
 
         Args:
             at_step: The training step now.
             timeout_s: Longest wait in seconds.
+            outage_s: How much of it for a service that was away before the wait began.
 
         Returns:
             Whether all results are in.
         """
-        return self._wait(lambda: not self._outstanding, at_step, timeout_s, "results")
+        return self._wait(lambda: not self._outstanding, at_step, timeout_s, "results", outage_s)
 
     def give_up_outstanding(self, at_step: int, why: str) -> None:
         """Counts what has not come back as lost, so that later results are not held back by it."""
@@ -214,14 +215,22 @@ class EvaluationSession:
 
     # --- what the agent says ---
 
-    def _wait(self, done: Callable[[], bool], at_step: int, timeout_s: float, what: str) -> bool:
+    def _wait(
+        self,
+        done: Callable[[], bool],
+        at_step: int,
+        timeout_s: float,
+        what: str,
+        outage_s: float = UNAVAILABLE_GRACE_S,
+    ) -> bool:
         began, told = time.monotonic(), False
         while not done():
             now = time.monotonic()
             left = began + timeout_s - now
             away = self._unavailable_since
             if away is not None:
-                left = min(left, max(began, away) + UNAVAILABLE_GRACE_S - now)
+                given_up = away + UNAVAILABLE_GRACE_S if away > began else began + outage_s
+                left = min(left, given_up - now)
             if left <= 0 or self._gone:
                 return False
             if not told and now - began > _PATIENCE_WITHOUT_WORD_S:
@@ -304,6 +313,7 @@ class EvaluationSession:
     def _ask_again(self, at_step: int) -> None:
         """Gives a new agent what the old one still owed; every request is harmless when it is repeated."""
         self._unavailable_since = None
+        self._buffers.release_all_but(self._outstanding)
         for push in list(self._outstanding.values()):
             buffer = self._buffers.containing(push.id)
             if buffer is not None:
@@ -320,7 +330,11 @@ class EvaluationSession:
 
     def _lose(self, push: _Push, why: str) -> None:
         self._outstanding.pop(push.id, None)
-        self._buffers.release(push.id)
+        if self._gone:
+            self._buffers.release(push.id)
+        else:
+            # The agent may still be reading the file: it stays held until the agent says that it has let go.
+            self._link.send({"type": "cancel", "id": push.id}, self._generation)
         push.record.state = "LOST"
         push.record.error = {"reason": "LOST", "message": why, "metadata": {}}
         self._journal.event("lost", id=push.id, step=push.record.step, why=why)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,12 @@ class SnapshotBuffers:
         """Frees the buffer that a push holds, if it still holds one."""
         for buffer in self.buffers:
             if buffer.holder == holder:
+                buffer.holder = None
+
+    def release_all_but(self, holders: Container[int]) -> None:
+        """Frees every buffer that none of these pushes holds."""
+        for buffer in self.buffers:
+            if buffer.holder is not None and buffer.holder not in holders:
                 buffer.holder = None
 
     def containing(self, push: int) -> SnapshotBuffer | None:

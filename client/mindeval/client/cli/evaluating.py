@@ -48,7 +48,8 @@ async def watch(session: Session, options: argparse.Namespace) -> int:
 async def _follow(session: Session, name: str) -> int:
     session.interrupt_hint = f"; the evaluation goes on, follow it with: {watch_command(session, name)}"
     result = await session.client.wait(name, on_event=_Following(session))
-    session.show(documents.evaluation(result), tables.evaluation_text(result))
+    # Why it failed is said once, on standard error.
+    session.show(documents.evaluation(result), tables.outcome_text(result))
     if result.succeeded:
         return 0
     failure = tables.failure_of(result)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from mindeval.client._memory import keep_freed_memory
 from mindeval.client.cli.parser import build_parser, command_index
-from mindeval.client.cli.serving import serve
+from mindeval.client.cli.serving import metrics, serve
 from mindeval.client.cli.session import Session
 from mindeval.formats.errors import FormatError, MindEvalError
 
@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = command_index(words)
     if words[command : command + 1] == ["serve"]:  # its options are the service's own
         return serve(words[command + 1 :])
+    if words[command : command + 1] == ["metrics"]:  # the same; it needs no service
+        return metrics([*words[command + 1 :], *(["--json"] if "--json" in words[:command] else [])])
     options = build_parser().parse_args(words)
     # gRPC's own log would mix with the one line of an error.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -120,8 +120,9 @@ def _shared_options(default: Any) -> argparse.ArgumentParser:
 
 
 def _add_serve(commands: Any) -> None:
-    # Only for --help: `main` hands everything after this word to the service.
+    # Only for --help: `main` hands everything after these words to the service's own modules.
     commands.add_parser("serve", add_help=False, help="run the service (mindeval serve --help)")
+    commands.add_parser("metrics", add_help=False, help="list or check metrics (mindeval metrics --help)")
 
 
 def _add_suite(commands: Any, shared: argparse.ArgumentParser) -> None:

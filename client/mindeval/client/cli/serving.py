@@ -1,4 +1,4 @@
-"""`mindeval serve`: replaces this process by the service's."""
+"""`mindeval serve` and `mindeval metrics`: replace this process by one of the service's."""
 
 from __future__ import annotations
 
@@ -7,23 +7,33 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Packages of the `service` extra that its process cannot start without.
+# Packages of the `service` extra that its processes cannot start without.
 _NEEDED = ("mindeval.service", "sqlalchemy", "alembic", "grpc_health")
+_METRICS_NEED = ("mindeval.service.metrics", "sacrebleu", "nltk")
 
 
 def serve(arguments: Sequence[str]) -> int:
     """Executes `python -m mindeval.service` with these arguments; returns only when that cannot be done."""
-    missing = [name for name in _NEEDED if not _is_installed(name)]
+    return _execute("mindeval.service", _NEEDED, "the service is", arguments)
+
+
+def metrics(arguments: Sequence[str]) -> int:
+    """Executes `python -m mindeval.service.metrics` with these arguments; returns only when that cannot be done."""
+    return _execute("mindeval.service.metrics", _METRICS_NEED, "the metrics are", arguments)
+
+
+def _execute(module: str, needed: Sequence[str], what: str, arguments: Sequence[str]) -> int:
+    missing = [name for name in needed if not _is_installed(name)]
     if missing:
         print(
-            f"mindeval: error: the service is not installed here ({missing[0]} is missing); "
+            f"mindeval: error: {what} not installed here ({missing[0]} is missing); "
             "run: pip install 'mindeval[service]' [USAGE]",
             file=sys.stderr,
         )
         return 2
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "mindeval.service", *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
 def _is_installed(name: str) -> bool:

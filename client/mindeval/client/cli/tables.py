@@ -48,7 +48,15 @@ def display_width(text: str) -> int:
 
 
 def evaluation_text(result: EvaluationResult) -> str:
-    """An evaluation with its values, each with its standard error."""
+    """An evaluation with its values, and why it failed if it did."""
+    reason = f"superseded by {result.superseded_by}" if result.superseded_by else ""
+    if not reason and result.error is not None:
+        reason = f"error: {result.error}"
+    return "\n".join([outcome_text(result), *([reason] if reason else [])])
+
+
+def outcome_text(result: EvaluationResult) -> str:
+    """An evaluation with its values, each with its standard error, and how the time was spent."""
     lines = [f"{result.name}  {result.state}{_origin(result)}"]
     rows = [
         [task.name, name, _value(str(metric)), _error(str(metric)), f"{metric.count:,}", " ".join(metric.flags)]
@@ -58,16 +66,13 @@ def evaluation_text(result: EvaluationResult) -> str:
     if rows:
         lines += ["", table(("task", "metric", "value", "± error", "count", ""), rows, "<<>>><")]
     for task in result.tasks:
-        if task.error is not None:
+        if task.error is not None and task.error != result.error:
             lines.append(f"task {task.name} failed: {task.error}")
         elif task.failed_count:
             lines.append(f"task {task.name}: {task.failed_count:,} of {task.expected_count:,} samples failed")
-    if result.superseded_by:
-        lines.append(f"superseded by {result.superseded_by}")
-    elif result.error is not None:
-        lines.append(f"error: {result.error}")
     spent = result.statistics
-    if spent is not None:
+    # An attempt that did not end by itself reports no times, only its device.
+    if spent is not None and spent.load_seconds + spent.compute_seconds > 0:
         warm = "warm" if spent.warm else f"{spent.compiled_graphs} graphs compiled"
         lines += [
             "",

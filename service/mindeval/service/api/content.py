@@ -64,9 +64,11 @@ def dataset_content(dataset: pb.Dataset) -> dict[str, Any]:
         raise FieldError("dataset.files", f"has {len(dataset.files)} entries; must be 1 to {MAX_FILES}")
     files = [_file(file, f"dataset.files[{i}]") for i, file in enumerate(dataset.files)]
     paths = [file["path"] for file in files]
+    known: set[str] = set()
     for i, path in enumerate(paths):
-        if path in paths[:i]:
+        if path in known:
             raise FieldError(f"dataset.files[{i}].path", f"{path[:80]!r} stands twice")
+        known.add(path)
     return {
         "format": kind,
         "language": dataset.language,

@@ -2,8 +2,9 @@
 
 The state is a confusion matrix, histograms of scores and exact sums, whose size depends on the number of classes and
 bins only; which samples were counted is a set of dataset ordinals. The price: merged states must not share samples,
-a repeated sample is recognised by its ordinal without comparing its content, states cannot be compared in pairs, and
-the area under the ROC is that of binned scores.
+a repeated sample is recognised by its ordinal without comparing its content, and states cannot be compared in pairs.
+The area under the ROC is exact up to a declared number of samples, whose scores are kept, and beyond it that of binned
+scores; the number is part of the signature, and the flag `binned` says which of the two a value is.
 """
 
 from __future__ import annotations
@@ -27,11 +28,20 @@ from mindeval.service.metrics.confusion import confusion_matrix
 from mindeval.service.metrics.errors import MetricInputError, MetricSettingsError, MetricStateError
 from mindeval.service.metrics.exact import ExactSum, FloatArray, IntArray
 from mindeval.service.metrics.interface import MetricState, MetricValue
+from mindeval.service.metrics.kept_scores import KeptScores
 from mindeval.service.metrics.labels import label_codes, probability_rows
 from mindeval.service.metrics.ordinals import OrdinalSet
-from mindeval.service.metrics.probabilities import binned_roc_area, brier_scores, confidence_bins, log_losses
+from mindeval.service.metrics.probabilities import (
+    binned_roc_area,
+    brier_scores,
+    confidence_bins,
+    log_losses,
+    mean_roc_area,
+    roc_area,
+)
 from mindeval.service.metrics.serial import Payload
 from mindeval.service.metrics.settings import check_int
+from mindeval.service.metrics.uncertainty import linear_standard_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,9 +55,11 @@ class BoundedClassificationSettings(ClassificationSettings):
 
     Attributes:
         score_bins: Equal-width bins of the scores behind `roc_auc`.
+        exact_samples: Up to so many samples with finite scores `roc_auc` is exact; 0 for binned always.
     """
 
     score_bins: int = 4096
+    exact_samples: int = 10_000
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -55,15 +67,18 @@ class BoundedClassificationSettings(ClassificationSettings):
         if self.labels is None or len(self.labels) > _MOST_CLASSES:
             raise MetricSettingsError(f"must be a list of at most {_MOST_CLASSES} labels", field="labels")
         check_int("score_bins", self.score_bins, low=2, high=1 << 20)
+        check_int("exact_samples", self.exact_samples, low=0, high=1 << 20)
 
 
 class BoundedClassificationState(MetricState):
     """A confusion matrix and exact sums. Metrics, settings and flags are those of `classification`.
 
-    One more flag: `binned` on `roc_auc`. Its standard error exists for two classes.
+    One more flag: `binned` on `roc_auc` of more than `exact_samples` samples; its standard error then exists for two
+    classes only.
     """
 
     family: ClassVar[str] = "classification_bounded"
+    version: ClassVar[int] = 2  # 1 kept no scores
     settings_type = BoundedClassificationSettings
     settings: BoundedClassificationSettings
     exact_over_samples: ClassVar[bool] = False
@@ -75,6 +90,7 @@ class BoundedClassificationState(MetricState):
         self._matrix = np.zeros((self._classes + 1, self._classes + 1), dtype=np.int64)
         self._scored = self._non_finite = 0
         self._histogram = np.zeros((2, self._classes, self.settings.score_bins), dtype=np.int64)
+        self._kept = KeptScores(self.settings.exact_samples, self._classes)
         # Log losses, their squares, Brier scores, their squares, squared calibration gaps; then the gaps of each bin.
         self._sums = [ExactSum() for _ in range(5 + self.settings.ece_bins)]
 
@@ -120,16 +136,18 @@ class BoundedClassificationState(MetricState):
             return
         if int(self._matrix.sum()) and bool(self._scored + self._non_finite) != (rows is not None):
             raise MetricInputError("all batches must have scores, or none", reason="scores_missing")
+        counted: IntArray | range = own if run is None else run
         if run is None or not self._seen.add_range(run.start, run.stop):
-            own = own if run is None else np.arange(run.start, run.stop, dtype=np.int64)
+            own = _as_array(counted)
             kept = self._fresh(own)
             if kept is not None:
                 own, true, chosen = own[kept], true[kept], chosen[kept]
                 rows = None if rows is None else rows[kept]
             self._seen.add(own)
+            counted = own
         self._matrix += confusion_matrix(true, chosen, self._classes)
         if rows is not None:
-            self._add_scores(rows, true)
+            self._add_scores(rows, true, counted)
 
     def _fresh(self, ordinals: IntArray) -> IntArray | None:
         """Positions of ordinals not counted yet, each once; None when that is all of them."""
@@ -140,11 +158,13 @@ class BoundedClassificationState(MetricState):
         first = np.unique(ordinals, return_index=True)[1]
         return np.sort(first[~self._seen.contains(ordinals[first])])
 
-    def _add_scores(self, rows: FloatArray, labels: IntArray) -> None:
+    def _add_scores(self, rows: FloatArray, labels: IntArray, ordinals: IntArray | range) -> None:
         finite = np.isfinite(rows).all(axis=1)
         self._non_finite += int((~finite).sum())
         self._scored += int(finite.sum())
         rows, labels = rows[finite], labels[finite]
+        if self._kept.complete:
+            self._kept.add(_as_array(ordinals)[finite], labels, rows)
         losses, squares = log_losses(rows, labels), brier_scores(rows, labels)
         confidence = rows.max(axis=1)
         gaps = (rows.argmax(axis=1) == labels) - confidence
@@ -230,6 +250,8 @@ class BoundedClassificationState(MetricState):
     def _area(self) -> tuple[float, float | None, str, tuple[str, ...]]:
         positive = self.settings.positive_code(range(self._classes)) or 0
         chosen = [positive] if self._classes == 2 else range(self._classes)
+        if self._kept.complete:
+            return self._exact_area(chosen)
         areas = [binned_roc_area(self._histogram[1, k], self._histogram[0, k]) for k in chosen]
         if any(math.isnan(area) for area in areas):
             return math.nan, None, "none", ("binned", "one_class")
@@ -243,6 +265,13 @@ class BoundedClassificationState(MetricState):
         effects = np.stack([(above - value) / downs, (below - value) / ups])
         return value, _spread(effects, counts), "linearized", ("binned",)
 
+    def _exact_area(self, chosen: Sequence[int]) -> tuple[float, float | None, str, tuple[str, ...]]:
+        _, labels, scores = self._kept.rows()
+        found = mean_roc_area([roc_area(scores[:, k], labels == k) for k in chosen])
+        if math.isnan(found.value):
+            return math.nan, None, "none", ("one_class",)
+        return found.value, linear_standard_error(found.influence, None), "linearized", ()
+
     def _merge(self, other: Self) -> None:
         if int(self._matrix.sum()) and int(other._matrix.sum()) and self._with_scores() != other._with_scores():
             raise MetricStateError("one state has scores, the other has none", reason="scores_missing")
@@ -251,6 +280,7 @@ class BoundedClassificationState(MetricState):
         self._histogram += other._histogram
         self._scored += other._scored
         self._non_finite += other._non_finite
+        self._kept.merge(other._kept)
         for mine, theirs in zip(self._sums, other._sums):
             mine.merge(theirs)
 
@@ -264,6 +294,7 @@ class BoundedClassificationState(MetricState):
         payload.arrays["counts"] = np.array([self._scored, self._non_finite], dtype=np.int64)
         if self._with_scores():
             payload.arrays["histogram"] = self._histogram
+            payload.arrays.update(self._kept.to_arrays())
             payload.arrays.update((f"sum_{k}", total.to_array()) for k, total in enumerate(self._sums))
         return payload
 
@@ -284,6 +315,7 @@ class BoundedClassificationState(MetricState):
                 raise MetricStateError("damaged state: the histogram", reason="damaged_state")
             self._histogram = arrays["histogram"]
             self._sums = [ExactSum.from_array(arrays[f"sum_{k}"]) for k in range(len(self._sums))]
+            self._kept.restore(arrays, self._scored)
 
 
 class _Names(Sequence[str]):
@@ -297,6 +329,10 @@ class _Names(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         return str(self._ordinals[index])
+
+
+def _as_array(ordinals: IntArray | range) -> IntArray:
+    return np.arange(ordinals.start, ordinals.stop) if isinstance(ordinals, range) else ordinals
 
 
 def _spread(effects: FloatArray, counts: IntArray) -> float | None:

@@ -26,7 +26,13 @@ from mindeval.service.metrics.errors import MetricInputError, MetricSettingsErro
 from mindeval.service.metrics.estimators import Constant, Estimator, Given, Mean
 from mindeval.service.metrics.exact import IntArray
 from mindeval.service.metrics.labels import Label, check_label_set, label_codes, probability_rows
-from mindeval.service.metrics.probabilities import brier_scores, calibration_terms, log_losses, roc_area
+from mindeval.service.metrics.probabilities import (
+    brier_scores,
+    calibration_terms,
+    log_losses,
+    mean_roc_area,
+    roc_area,
+)
 from mindeval.service.metrics.serial import Payload
 from mindeval.service.metrics.settings import Settings, check_choice, check_int
 from mindeval.service.metrics.table import Column, Rows, SampleTable
@@ -236,11 +242,10 @@ class ClassificationState(TableState):
             chosen = [1 if positive is None else positive]
         else:
             chosen = list(range(classes))
-        areas = [roc_area(scores[:, k], labels == k) for k in chosen]
-        if any(math.isnan(area.value) for area in areas):
+        area = mean_roc_area([roc_area(scores[:, k], labels == k) for k in chosen])
+        if math.isnan(area.value):
             return Constant(count, math.nan, flags=("one_class",))
-        influence = sum((area.influence for area in areas), np.zeros(count)) / len(areas)
-        return Given(count, math.fsum(area.value for area in areas) / len(areas), influence)
+        return Given(count, area.value, area.influence)
 
     def _has_scores(self) -> bool:
         return any(column.name == "scores" for column in self._table.columns)

@@ -5,38 +5,11 @@ A package offers a metric as an entry point of the group `mindeval.metrics`; the
     [project.entry-points."mindeval.metrics"]
     numeric = "my_package.numeric:NumericState"
 
-and the metric is a class of about thirty lines:
-
-    from collections.abc import Sequence
-    from dataclasses import dataclass
-    import numpy as np
-    from mindeval.service.metrics.custom import Column, Estimator, Mean, Rows, Settings, TableState, id_list
-
-    @dataclass(frozen=True)
-    class NumericSettings(Settings):
-        scale: float = 1.0
-
-    class NumericState(TableState):
-        family = "numeric"
-        settings_type = NumericSettings
-        metrics = {"mae": False}                       # name: whether higher is better
-
-        def _columns(self) -> Sequence[Column]:        # what is kept of each sample
-            return (Column("error", "float64"),)
-
-        def update(self, *, sample_ids, predictions, targets) -> None:
-            errors = np.abs(np.asarray(predictions, float) - np.asarray(targets, float))
-            self._table.add(id_list(sample_ids), {"error": errors * self.settings.scale})
-
-        def _estimators(self, rows: Rows, names: Sequence[str]) -> dict[str, Estimator]:
-            return {name: Mean(len(rows), rows["error"]) for name in names}
-
-        @classmethod
-        def example_batch(cls):                        # for the checks of `checking.check_family`
-            return {"sample_ids": ["a", "b", "c"], "predictions": [1.0, 2.0, 4.0], "targets": [1.0, 2.5, 3.0]}
-
-Repeats, merging, serialising, standard errors, clusters and paired comparison then come from `TableState`. Only
-installed packages can add metrics: nothing is imported from a path or a message.
+and the metric is a class of about thirty lines, of which docs/metrics.md has one in full: a subclass of `TableState`
+that says which `Column`s are kept of each sample, fills them in `update`, and names an `Estimator` for each metric.
+Repeats, merging, serialising, standard errors, clusters and paired comparison come from `TableState`; `mindeval metrics
+check` replays the class's `example_batch` in many ways. Only installed packages can add metrics: nothing is imported
+from a path or a message.
 """
 
 from __future__ import annotations
@@ -46,7 +19,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from mindeval.service.metrics.batches import check_lengths, group_list, id_list
 from mindeval.service.metrics.errors import MetricInputError, MetricSettingsError, MetricStateError
-from mindeval.service.metrics.estimators import Constant, Estimator, Given, Mean, Ratio, Statistic
+from mindeval.service.metrics.estimators import Constant, Estimator, Given, Mean, Median, Ratio, Statistic
 from mindeval.service.metrics.interface import MetricState, MetricValue
 from mindeval.service.metrics.settings import Settings
 from mindeval.service.metrics.table import Column, Rows
@@ -61,6 +34,7 @@ __all__ = [
     "Estimator",
     "Given",
     "Mean",
+    "Median",
     "MetricInputError",
     "MetricSettingsError",
     "MetricState",

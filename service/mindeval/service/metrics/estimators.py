@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from mindeval.service.metrics.exact import FloatArray, exact_mean, exact_sum
+from mindeval.service.metrics.exact import FloatArray, IntArray, exact_mean, exact_sum
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,14 @@ class Ratio(Estimator):
 
     The linearisation of a ratio R = A/B is (a_i - R b_i) / B (Cochran 1977, section 6.3); exp multiplies it by
     the value (delta method).
+
+    Attributes:
+        numerator: a_i, shape (n,).
+        denominator: b_i, shape (n,).
+        scale: A constant factor of the ratio.
+        link: `identity` or `exp`.
+        exposure: Shape (n,), or None. Where the denominators of several samples are recorded on one of them, the
+            b_i of the linearisation are B in proportion to these instead. The value does not depend on them.
     """
 
     kind = "ratio"
@@ -82,6 +90,7 @@ class Ratio(Estimator):
     denominator: npt.NDArray[Any]
     scale: float = 1.0
     link: str = "identity"
+    exposure: npt.NDArray[Any] | None = None
 
     def value(self) -> float:
         """The ratio; nan with denominator 0, inf when exp overflows."""
@@ -103,7 +112,11 @@ class Ratio(Estimator):
         if not math.isfinite(value):
             return None
         slope = self.scale / total * (value if self.link == "exp" else 1.0)
-        influence: FloatArray = slope * (self.numerator.astype(np.float64) - ratio * self.denominator)
+        denominator = self.denominator.astype(np.float64)
+        exposed = 0.0 if self.exposure is None else exact_sum(self.exposure)
+        if self.exposure is not None and exposed:
+            denominator = self.exposure * (total / exposed)
+        influence: FloatArray = slope * (self.numerator.astype(np.float64) - ratio * denominator)
         return influence
 
     def _ratio(self) -> float:
@@ -139,6 +152,41 @@ class Statistic(Estimator):
     def resampled(self, weights: FloatArray) -> list[float]:
         """The function of the weighted totals, row by row."""
         return [self.function(totals) for totals in weights @ self.columns]
+
+
+@dataclass(frozen=True)
+class Median(Estimator):
+    """The median of per-unit values; its standard error is a bootstrap.
+
+    Attributes:
+        values: Shape (m,), one value a unit.
+        places: Shape (m,): the sample that stands for the unit in a resample.
+        samples: The number of samples n.
+    """
+
+    kind = "bootstrap"
+    values: npt.NDArray[Any]
+    places: IntArray
+    samples: int
+
+    def value(self) -> float:
+        """The middle value, or the mean of the two middle ones; nan without values."""
+        return float(np.median(self.values)) if self.values.size else math.nan
+
+    def sizes(self) -> int:
+        """n."""
+        return self.samples
+
+    def resampled(self, weights: FloatArray) -> list[float]:
+        """The median when each value occurs as often as its sample."""
+        order = np.argsort(self.values, kind="stable")
+        values = np.append(self.values[order].astype(np.float64), math.nan)
+        upto = np.cumsum(weights[:, self.places[order]], axis=1)
+        total = upto[:, -1]
+        low, high = np.floor((total + 1) / 2), np.floor(total / 2) + 1
+        middles = [(upto < rank[:, None]).sum(axis=1) for rank in (low, high)]
+        found: list[float] = ((values[middles[0]] + values[middles[1]]) / 2).tolist()
+        return found
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,6 +95,16 @@ def content_digest(parts: Iterable[bytes]) -> int:
     lengths = ",".join([str(len(piece)) for piece in pieces]).encode("ascii")
     digest = hashlib.blake2b(b"".join((lengths, b";", *pieces)), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
+
+
+def text_digests(samples: Sequence[Sequence[str]]) -> npt.NDArray[np.uint64]:
+    """`content_digest` of the UTF-8 bytes of each sample's texts, shape (n,)."""
+    digests = []
+    for texts in samples:
+        parts = [text.encode("utf-8", "surrogatepass") for text in texts]
+        lengths = ",".join([str(len(part)) for part in parts])
+        digests.append(hashlib.blake2b(b"".join((lengths.encode("ascii"), b";", *parts)), digest_size=8).digest())
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
 def text_bytes(text: str) -> bytes:

@@ -6,7 +6,6 @@ sums of those statistics.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mindeval.service.metrics import bleu, character_f, rouge
+from mindeval.service.metrics.answers import answer_scores
 from mindeval.service.metrics.batches import check_lengths, group_list, id_list
 from mindeval.service.metrics.catalog import FAMILY_METRICS
 from mindeval.service.metrics.errors import MetricSettingsError, MetricStateError
 from mindeval.service.metrics.estimators import Estimator, Mean, Ratio, Statistic
-from mindeval.service.metrics.exact import FloatArray, content_digest, text_bytes
+from mindeval.service.metrics.exact import FloatArray, text_digests
 from mindeval.service.metrics.settings import Settings, check_bool, check_choice, check_int, check_number
 from mindeval.service.metrics.table import Column, Rows
 from mindeval.service.metrics.tabular import TableState
-from mindeval.service.metrics.texts import CJK, LANGUAGES, answer_tokens, check_prediction, check_references, words
+from mindeval.service.metrics.texts import LANGUAGES, check_prediction, check_references, has_cjk, is_blank, words
 from mindeval.service.metrics.tokenizers import BLEU_TOKENIZERS, ROUGE_TOKENIZERS, RougeCoder, bleu_coder
 from mindeval.service.metrics.uncertainty import Bootstrap
 
@@ -60,6 +60,8 @@ class GenerationSettings(Settings):
         ter_no_punct: Drop punctuation.
         ter_asian_support: Split CJK characters; with one of the two above.
         ter_case_sensitive: Keep case.
+        answer_separator: What stands between the spans of an answer, in predictions and references; None: an answer is
+            one text.
         repetition_order: n of the n-grams that `repetition` looks at.
         bootstrap_replicates: Resamples behind standard errors of corpus scores.
         bootstrap_seed: Their seed.
@@ -83,6 +85,7 @@ class GenerationSettings(Settings):
     ter_no_punct: bool = False
     ter_asian_support: bool = False
     ter_case_sensitive: bool = False
+    answer_separator: str | None = None
     repetition_order: int = 4
     bootstrap_replicates: int = 1000
     bootstrap_seed: int = 0
@@ -109,6 +112,10 @@ class GenerationSettings(Settings):
             raise MetricSettingsError("only the default tokenizer stems", field="rouge_stemmer")
         check_int("chrf_word_order", self.chrf_word_order, low=0, high=9)
         check_number("chrf_beta", self.chrf_beta, low=0)
+        if self.answer_separator is not None and (
+            not isinstance(self.answer_separator, str) or not self.answer_separator.strip()
+        ):
+            raise MetricSettingsError("must be a text that is not blank", field="answer_separator")
         check_int("repetition_order", self.repetition_order, low=1)
         check_int("bootstrap_replicates", self.bootstrap_replicates, low=2, high=100_000)
         check_int("bootstrap_seed", self.bootstrap_seed, low=0)
@@ -141,8 +148,9 @@ class GenerationState(TableState):
             `_recall` give the other two.
         chrf, ter: sacreBLEU's, 0-100.
         exact_match, f1: of answers, 0-1, the best over references (SQuAD v1.1 in English; in Chinese characters and
-            words, without full-width punctuation).
-        distinct_1, distinct_2: mean over samples of distinct n-grams / n-grams of the prediction.
+            words, without full-width punctuation). With `answer_separator`, of answers of several spans.
+        distinct_1, distinct_2: mean over samples of distinct n-grams / n-grams of the prediction. Not of the pooled
+            texts: that share falls with the number of texts, so it compares only checkpoints with equally many.
         repetition: mean over samples of the share of n-grams that occurred before.
         length_ratio: words of predictions / words of the closest references.
 
@@ -200,12 +208,11 @@ class GenerationState(TableState):
         check_lengths(len(ids), predictions=predictions, references=references, groups=groups)
         texts = [check_prediction(text, own) for text, own in zip(predictions, ids)]
         against = [check_references(given, own) for given, own in zip(references, ids)]
+        samples = [(text, *given) for text, given in zip(texts, against)]
         arrays: dict[str, npt.NDArray[Any]] = {
-            "content": np.array(
-                [content_digest(map(text_bytes, (text, *given))) for text, given in zip(texts, against)], np.uint64
-            ),
-            "empty": np.array([not text.strip() for text in texts], np.uint8),
-            "cjk": np.array([_any_cjk(text, given) for text, given in zip(texts, against)], np.uint8),
+            "content": text_digests(samples),
+            "empty": np.array([is_blank(text) for text in texts], np.uint8),
+            "cjk": np.array([any(map(has_cjk, sample)) for sample in samples], np.uint8),
             **self._statistics(ids, texts, against),
         }
         self._table.add(ids, arrays, group_list(groups))
@@ -244,7 +251,10 @@ class GenerationState(TableState):
             options = (chosen.ter_normalized, chosen.ter_no_punct, chosen.ter_asian_support, chosen.ter_case_sensitive)
             arrays["ter"] = character_f.ter_counts(ids, texts, against, options)
         if "answers" in chosen.groups:
-            scores = [answer_scores(text, given, chosen.language) for text, given in zip(texts, against)]
+            scores = [
+                answer_scores(text, given, chosen.language, chosen.answer_separator)
+                for text, given in zip(texts, against)
+            ]
             arrays["answers"] = np.array(scores, np.float64).reshape(-1, 2)
         if "diversity" in chosen.groups:
             found = [
@@ -300,22 +310,6 @@ class GenerationState(TableState):
         return Statistic(count, rows[group].astype(np.float64), functions[group], flags=flags)
 
 
-def answer_scores(prediction: str, references: Sequence[str], language: str) -> tuple[float, float]:
-    """Exact match and F1 of an answer, each the best over the references; a blank prediction scores 0."""
-    if not prediction.strip():
-        return 0.0, 0.0
-    mine = answer_tokens(prediction, language)
-    exact = best = 0.0
-    for reference in references:
-        other = answer_tokens(reference, language)
-        exact = max(exact, float(mine == other))
-        common = sum((Counter(mine) & Counter(other)).values())
-        if common:
-            precision, recall = common / len(mine), common / len(other)
-            best = max(best, 2 * precision * recall / (precision + recall))
-    return exact, best
-
-
 def diversity(
     prediction: str, references: Sequence[str], language: str, order: int
 ) -> tuple[float, float, float, float, float]:
@@ -340,7 +334,3 @@ def _group(name: str) -> str:
     if name in ("exact_match", "f1"):
         return "answers"
     return name if name in ("bleu", "bleu_nltk", "chrf", "ter") else "diversity"
-
-
-def _any_cjk(text: str, references: Sequence[str]) -> bool:
-    return any(not given.isascii() and CJK.search(given) is not None for given in (text, *references))

@@ -1,4 +1,4 @@
-"""Image quality: PSNR and SSIM of pairs, and the Fréchet distance between two sets of features. Exact over samples."""
+"""Image quality: PSNR and SSIM of images against their references. Exact over samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindeval.service.metrics.batches import check_lengths, group_list, id_list
 from mindeval.service.metrics.errors import MetricInputError
 from mindeval.service.metrics.estimators import Constant, Estimator, Mean
 from mindeval.service.metrics.exact import FloatArray, content_digest
-from mindeval.service.metrics.settings import Settings, check_choice, check_int, check_number
+from mindeval.service.metrics.settings import Settings, check_choice, check_number
 from mindeval.service.metrics.table import Column, Rows
 from mindeval.service.metrics.tabular import TableState
 
@@ -160,97 +160,3 @@ def _image(values: Any, sample_id: str) -> FloatArray:
         )
     wide = array.astype(np.float64)
     return wide[:, :, None] if wide.ndim == 2 else wide
-
-
-@dataclass(frozen=True)
-class FrechetSettings(Settings):
-    """Settings of the Fréchet distance.
-
-    Attributes:
-        dimension: Length of the feature vectors.
-        features: The network and layer that made them, recorded with the value.
-    """
-
-    dimension: int = 2048
-    features: str | None = None
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        check_int("dimension", self.dimension, low=1, high=1 << 16)
-
-
-class FrechetState(TableState):
-    """Features of generated images and of real ones, and the distance between Gaussians fitted to them.
-
-    Metric: `frechet_distance`. It has no standard error: its sampling distribution is biased and skewed, and depends
-    on the number of images, which must be reported with it (`count` is the smaller of the two).
-
-    Flags: `too_few` (fewer than two images on a side); `singular` (fewer images than dimensions: the distance is
-    biased upwards); `non_finite`.
-    """
-
-    family: ClassVar[str] = "frechet"
-    settings_type = FrechetSettings
-    settings: FrechetSettings
-
-    def _columns(self) -> Sequence[Column]:
-        return (Column("generated", "uint8"), Column("features", "float32", self.settings.dimension))
-
-    def update(
-        self,
-        *,
-        sample_ids: Sequence[str],
-        features: npt.NDArray[Any] | Sequence[Any],
-        generated: Sequence[bool] | npt.NDArray[Any],
-    ) -> None:
-        """Add feature vectors.
-
-        Args:
-            sample_ids: n ids.
-            features: Shape (n, dimension); kept as float32.
-            generated: n bools: whether the image was generated, or is real.
-
-        Raises:
-            MetricInputError: A shape is wrong (`length_mismatch`) or `generated` holds other than bools
-                (`invalid_value`).
-        """
-        ids = id_list(sample_ids)
-        check_lengths(len(ids), features=features, generated=generated)
-        for own, side in zip(ids, generated):
-            if not isinstance(side, (bool, np.bool_)):
-                raise MetricInputError(f"generated is {side!r}, not a bool", reason="invalid_value", sample_id=own)
-        try:
-            array = np.asarray(features, dtype=np.float32).reshape(len(ids), self.settings.dimension)
-        except (TypeError, ValueError):
-            raise MetricInputError("features have a wrong shape", reason="length_mismatch") from None
-        self._table.add(ids, {"generated": np.asarray(generated, np.uint8), "features": array})
-
-    def _estimators(self, rows: Rows, names: Sequence[str]) -> dict[str, Estimator]:
-        sides = [rows["features"][rows["generated"] == side].astype(np.float64) for side in (0, 1)]
-        count = min(len(side) for side in sides)
-        if count < 2:
-            estimator = Constant(count, math.nan, flags=("too_few",))
-        elif not all(np.isfinite(side).all() for side in sides):
-            estimator = Constant(count, math.nan, flags=("non_finite",))
-        else:
-            flags = ("singular",) if count <= self.settings.dimension else ()
-            estimator = Constant(count, frechet_distance(*sides), flags=flags)
-        return dict.fromkeys(names, estimator)
-
-
-def frechet_distance(left: FloatArray, right: FloatArray) -> float:
-    """Squared distance |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) between fitted Gaussians (Dowson, Landau 1982).
-
-    The trace of the root is taken from the symmetric form C1^(1/2) C2 C1^(1/2), whose eigenvalues are real.
-
-    Args:
-        left: Shape (n, d), float64, n at least 2.
-        right: Shape (m, d).
-    """
-    gap = left.mean(axis=0) - right.mean(axis=0)
-    first, second = np.atleast_2d(np.cov(left, rowvar=False)), np.atleast_2d(np.cov(right, rowvar=False))
-    values, vectors = np.linalg.eigh(first)
-    root = (vectors * np.sqrt(np.clip(values, 0.0, None))) @ vectors.T
-    inner = root @ second @ root
-    overlap = np.sqrt(np.clip(np.linalg.eigvalsh((inner + inner.T) / 2), 0.0, None)).sum()
-    return max(0.0, float(gap @ gap + np.trace(first) + np.trace(second) - 2 * overlap))

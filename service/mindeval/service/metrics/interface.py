@@ -128,6 +128,11 @@ class MetricState(ABC):
         """
         raise NotImplementedError(f"{cls.__name__} has no example batch")
 
+    @classmethod
+    def example_settings(cls) -> Mapping[str, Any]:
+        """Settings that `example_batch` fits; the defaults unless a class needs others."""
+        return {}
+
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON-able data: header, settings, strings as lists and arrays as base64."""
         return self._payload().to_dict()

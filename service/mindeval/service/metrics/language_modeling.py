@@ -66,7 +66,9 @@ class LanguageModelingState(TableState):
     from it are nan, see `non_finite_samples`); `overflow` (exp overflowed: inf, the loss is still reported);
     `no_words`, `no_bytes`, `no_top5` (the value is nan because the denominator, or the input, was never given).
 
-    Standard errors linearise the ratio over documents, or over windows when there is only one document.
+    Standard errors linearise the ratio over documents, or over windows when there is only one document. A document
+    has its own words and bytes; a window has not, so those of the one document are taken as spread over its windows
+    in proportion to the scored tokens, and `bits_per_byte` has the relative error of `loss`.
     """
 
     family: ClassVar[str] = "language_modeling"
@@ -187,7 +189,9 @@ class LanguageModelingState(TableState):
         return Clustering(codes, "document")
 
     def _estimators(self, rows: Rows, names: Sequence[str]) -> dict[str, Estimator]:
-        return {name: _estimator(rows, name) for name in names}
+        # Words and bytes are recorded on a document's first window: as a window's own they would be all or nothing.
+        exposure = rows["tokens"] if self.clustering(rows).codes is None else None
+        return {name: _estimator(rows, name, exposure) for name in names}
 
 
 def window_id(document_id: str, window_index: int) -> str:
@@ -204,7 +208,7 @@ _NUMERATORS = {"token_accuracy": "correct", "top5_accuracy": "top5"}
 _MISSING = {"words": "no_words", "utf8_bytes": "no_bytes", "tokens": "no_tokens"}
 
 
-def _estimator(rows: Rows, name: str) -> Estimator:
+def _estimator(rows: Rows, name: str, exposure: npt.NDArray[Any] | None) -> Estimator:
     denominator = _DENOMINATORS.get(name, "tokens")
     numerator = _NUMERATORS.get(name, "nll")
     count = int(rows[denominator].sum())
@@ -222,6 +226,7 @@ def _estimator(rows: Rows, name: str) -> Estimator:
         rows[denominator],
         scale=1.0 / math.log(2.0) if name == "bits_per_byte" else 1.0,
         link="exp" if name.endswith("ppl") else "identity",
+        exposure=exposure if denominator != "tokens" else None,
         flags=tuple(flags),
     )
 

@@ -7,6 +7,7 @@ DeLong et al. (1988) for the effects of samples on the area.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +95,16 @@ def roc_area(scores: FloatArray, positive: npt.NDArray[np.bool_]) -> Area:
     influence[positive] = (below / (2 * downs.size) - value) / ups.size
     influence[~positive] = (above / (2 * ups.size) - value) / downs.size
     return Area(value, influence)
+
+
+def mean_roc_area(areas: Sequence[Area]) -> Area:
+    """The unweighted mean of at least one area over the same samples; nan when one of them is."""
+    if any(math.isnan(area.value) for area in areas):
+        return Area(math.nan, np.zeros_like(areas[0].influence))
+    influence = np.zeros_like(areas[0].influence)
+    for area in areas:
+        influence += area.influence
+    return Area(math.fsum(area.value for area in areas) / len(areas), influence / len(areas))
 
 
 def binned_roc_area(positive_counts: IntArray, negative_counts: IntArray) -> float:

@@ -10,8 +10,9 @@ from mindeval.service.metrics.bounded_classification import BoundedClassificatio
 from mindeval.service.metrics.classification import ClassificationState
 from mindeval.service.metrics.custom import custom_state, installed_families
 from mindeval.service.metrics.errors import MetricSettingsError, MetricStateError
+from mindeval.service.metrics.frechet import FrechetState
 from mindeval.service.metrics.generation import GenerationState
-from mindeval.service.metrics.image_quality import FrechetState, ImageQualityState
+from mindeval.service.metrics.image_quality import ImageQualityState
 from mindeval.service.metrics.interface import MetricState
 from mindeval.service.metrics.language_modeling import LanguageModelingState
 from mindeval.service.metrics.multilabel import MultilabelState

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mindeval.service.metrics.batches import check_lengths, group_list, id_list
 from mindeval.service.metrics.errors import MetricInputError, MetricStateError
-from mindeval.service.metrics.estimators import Constant, Estimator, Given, Mean
+from mindeval.service.metrics.estimators import Constant, Estimator, Given, Mean, Median
 from mindeval.service.metrics.exact import FloatArray, IntArray
 from mindeval.service.metrics.settings import Settings, check_int, check_number
 from mindeval.service.metrics.table import Column, Rows
@@ -121,7 +121,7 @@ class RetrievalState(TableState):
                 found[name] = Mean(len(rows), self.settings.clip_scale * np.maximum(cosines, 0.0), flags=flags)
             else:
                 way = next(way for way in _WAYS if name.startswith(way))
-                found[name] = _rank_estimator(name[len(way) + 1 :], ranks[way], owner, flags)
+                found[name] = _rank_estimator(name[len(way) + 1 :], ranks[way], first, owner, flags)
         return found
 
     def ranks(self, way: str) -> IntArray:
@@ -131,10 +131,12 @@ class RetrievalState(TableState):
         return _ranks(_unit(rows["image"])[first], _unit(rows["text"]), owner)[way]
 
 
-def _rank_estimator(kind: str, ranks: IntArray, owner: IntArray, flags: tuple[str, ...]) -> Estimator:
+def _rank_estimator(kind: str, ranks: IntArray, first: IntArray, owner: IntArray, flags: tuple[str, ...]) -> Estimator:
     count = int(ranks.size)
     if kind == "median_rank":
-        return Constant(count, float(np.median(ranks)), flags=flags)
+        # Images are drawn whole, so an image occurs as often as its first caption.
+        places = np.arange(owner.size) if count == owner.size else first
+        return Median(count, ranks, places, int(owner.size), flags=flags)
     values = ranks if kind == "mean_rank" else (ranks <= int(kind.partition("@")[2])).astype(np.int64)
     if count == owner.size:
         return Mean(count, values, flags=flags)

@@ -20,7 +20,7 @@ from mindeval.service.metrics.tokenizers import RougeCoder
 TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 WIDTH = 3 * len(TYPES)
 
-_CHUNK = 2048
+_CHUNK = 256  # few enough that their scores stay in the cache until they are copied
 # The compiled scorer holds a 4-byte table of all token pairs for Lsum: this many character pairs are 100 MB at worst.
 _LARGEST_PRODUCT = 100_000_000
 _TOKEN = re.compile("[a-z0-9]+")

@@ -51,11 +51,23 @@ _CJK_PUNCTUATION = {
 
 def clean_text(text: str) -> str:
     """The text with each lone surrogate replaced by U+FFFD, which no UTF-8 text could have carried anyway."""
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         return _SURROGATES.sub("\ufffd", text)
     return text
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text is empty or white space only."""
+    return not text or text.isspace()
+
+
+def has_cjk(text: str) -> bool:
+    """Whether a text holds a Han or kana character."""
+    return not text.isascii() and CJK.search(text) is not None
 
 
 def check_prediction(text: object, sample_id: str) -> str:
@@ -89,7 +101,7 @@ def check_references(given: object, sample_id: str) -> list[str]:
             raise MetricInputError(
                 f"a reference is {type(reference).__name__}, not text", reason="invalid_text", sample_id=sample_id
             )
-        if not reference.strip():
+        if is_blank(reference):
             raise MetricInputError("a reference is empty", reason="empty_reference", sample_id=sample_id)
         cleaned.append(clean_text(reference))
     return cleaned

@@ -1,4 +1,4 @@
-"""Tokenizers for BLEU and ROUGE, written as coders: text in, a line of decimal codes out, one code a token.
+"""Tokenizers for BLEU and ROUGE, written as coders: text in, a line of short codes out, one code a token.
 
 Equal tokens get equal codes within one coder, so n-grams of codes are n-grams of tokens. A line of codes is what a
 compiled counter reads fastest, and most words are coded by one look-up. The tokens are those of sacreBLEU 2.x for
@@ -21,6 +21,7 @@ ROUGE_TOKENIZERS = ("default", "char", "mixed", "jieba")
 
 Tokenize = Callable[[str], list[str]]
 
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _CACHED_WORDS = 1 << 19
 # sacreBLEU's ranges of Chinese characters. Two of its bounds are five-digit escapes that Python reads as two
 # characters, which makes U+2001-U+2A6D and U+2F81-U+2FA1 "Chinese" and leaves the supplementary planes out.
@@ -40,9 +41,26 @@ class _Codes(dict[str, str]):
 
     def __missing__(self, word: str) -> str:
         vocabulary = self._vocabulary
-        line = " ".join([vocabulary.setdefault(token, str(len(vocabulary))) for token in self._tokens(word)])
+        line = " ".join([vocabulary.setdefault(token, _code(len(vocabulary))) for token in self._tokens(word)])
         self[word] = line
         return line
+
+
+class _WholeWords(dict[str, str]):
+    """Codes of words that are tokens."""
+
+    def __missing__(self, word: str) -> str:
+        self[word] = code = _code(len(self))
+        return code
+
+
+def _code(number: int) -> str:
+    """The number in base 36: shorter than in base 10, and as much a word to a tokenizer that keeps a-z and 0-9."""
+    digits = _DIGITS[number % 36]
+    while number >= 36:
+        number //= 36
+        digits = _DIGITS[number % 36] + digits
+    return digits
 
 
 class Coder:
@@ -62,11 +80,14 @@ class Coder:
         self._split = split
         self._stripped = stripped
         self._vocabulary: dict[str, str] = {}
-        whole = tokens or _itself
-        self._middle = _Codes(whole if tokens is None else lambda word: whole(f" {word} "), self._vocabulary)
-        self._first = _Codes(lambda word: whole(f"{word} "), self._vocabulary) if edges else self._middle
-        self._last = _Codes(lambda word: whole(f" {word}"), self._vocabulary) if edges else self._middle
-        self._alone = _Codes(whole, self._vocabulary) if edges else self._middle
+        if tokens is None:
+            words: dict[str, str] = _WholeWords()
+            self._middle = self._first = self._last = self._alone = words
+            return
+        self._middle = _Codes(lambda word: tokens(f" {word} "), self._vocabulary)
+        self._first = _Codes(lambda word: tokens(f"{word} "), self._vocabulary) if edges else self._middle
+        self._last = _Codes(lambda word: tokens(f" {word}"), self._vocabulary) if edges else self._middle
+        self._alone = _Codes(tokens, self._vocabulary) if edges else self._middle
 
     def line(self, text: str) -> str:
         """One line of codes; empty for a text without tokens."""
@@ -137,10 +158,6 @@ def _split_zh(text: str) -> list[str]:
     return _ZH_CHARACTER.sub(r" \1 ", text).split()
 
 
-def _itself(word: str) -> list[str]:
-    return [word]
-
-
 class RougeCoder:
     """Turns text into text on which rouge-score's own tokenizer, which keeps a-z and 0-9, sees the wanted tokens.
 
@@ -153,7 +170,7 @@ class RougeCoder:
 
     def __init__(self, name: str) -> None:
         self._tokens = None if name == "char" else _rouge_tokens(name)
-        self._codes = _Codes(_itself, {})
+        self._codes = _WholeWords()
         self._characters = _CharacterCodes()
 
     def text(self, text: str) -> str:
@@ -167,7 +184,7 @@ class RougeCoder:
     def trim(self) -> None:
         """Forget all codes when there are too many; only between batches."""
         if len(self._codes) > _CACHED_WORDS:
-            self._codes = _Codes(_itself, {})
+            self._codes = _WholeWords()
 
 
 class _CharacterCodes(dict[int, str]):
@@ -176,7 +193,7 @@ class _CharacterCodes(dict[int, str]):
     def __missing__(self, point: int) -> str:
         character = chr(point)
         kept = character if character == "\n" else ""
-        self[point] = code = kept if character.isspace() else f"{len(self)} "
+        self[point] = code = kept if character.isspace() else f"{_code(len(self))} "
         return code
 
 

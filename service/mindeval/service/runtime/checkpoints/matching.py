@@ -55,17 +55,19 @@ def check_tensors(
         RunnerError: TENSOR_MISSING, TENSOR_UNEXPECTED or TENSOR_MISMATCH; metadata name the tensors.
     """
     missing = sorted(expected.keys() - found.keys())
-    if missing:
-        raise RunnerError(
-            "TENSOR_MISSING",
-            f"the checkpoint lacks {len(missing)} of the model's {len(expected)} tensors: {shown(missing)}; save the "
-            "whole model, or push the description that belongs to these tensors",
-            {"tensor": missing[0], "tensors": shown(missing), "count": str(len(missing))},
-        )
     skip = set(ignored)
     unexpected = sorted(
         name for name in found if name not in expected and name not in skip and not is_training_state(name, expected)
     )
+    if missing:
+        # A renamed tensor is both missing and unknown; naming the two shows the cause.
+        unknown = f" (and has {shown(unexpected)}, which the model does not know)" if unexpected else ""
+        raise RunnerError(
+            "TENSOR_MISSING",
+            f"the checkpoint lacks {len(missing)} of the model's {len(expected)} tensors: {shown(missing)}{unknown}; "
+            "save the whole model, or push the description that belongs to these tensors",
+            {"tensor": missing[0], "tensors": shown(missing), "count": str(len(missing))},
+        )
     if unexpected:
         raise RunnerError(
             "TENSOR_UNEXPECTED",
@@ -81,7 +83,8 @@ def _check_one(name: str, shape: tuple[int, ...], dtype: str, entry: TensorEntry
     if entry.shape != shape:
         raise RunnerError(
             "TENSOR_MISMATCH",
-            f"tensor {name!r} has shape {list(entry.shape)}, the model needs {list(shape)}",
+            f"tensor {name!r} has shape {list(entry.shape)}, the model needs {list(shape)}; push the description that "
+            "belongs to these tensors",
             {"tensor": name, "expected": str(list(shape)), "found": str(list(entry.shape))},
         )
     fits = entry.dtype == dtype if dtype else entry.dtype in FLOAT_DTYPES
@@ -89,6 +92,6 @@ def _check_one(name: str, shape: tuple[int, ...], dtype: str, entry: TensorEntry
         needed = dtype or "one of " + ", ".join(FLOAT_DTYPES)
         raise RunnerError(
             "TENSOR_MISMATCH",
-            f"tensor {name!r} has dtype {entry.dtype}, the model needs {needed}",
+            f"tensor {name!r} has dtype {entry.dtype}, the model needs {needed}; save it in that type",
             {"tensor": name, "expected": needed, "found": entry.dtype},
         )

@@ -38,6 +38,9 @@ from mindeval.service.storage.store import Evaluations
 _table = schema.evaluations
 _ACTIVE = (State.RUNNING, State.CANCELLING)
 
+MAX_ATTEMPTS = 10
+"""Attempts after which an evaluation that a dying service has left behind is not tried again."""
+
 
 class SqlEvaluations(Evaluations):
     """See `Evaluations`."""
@@ -189,7 +192,12 @@ class SqlEvaluations(Evaluations):
             rows = tx.connection.execute(
                 select(_table).where(_table.c.state.in_(_ACTIVE)).order_by(_table.c.serial)
             ).all()
-            return [_give_back(tx, record) for record in evaluation_records(tx.connection, rows)]
+            return [
+                _end(tx, record, State.FAILED, _too_many_attempts(record), None)
+                if record.state == State.RUNNING and record.attempt >= MAX_ATTEMPTS
+                else _give_back(tx, record)
+                for record in evaluation_records(tx.connection, rows)
+            ]
 
     @override
     def fail_queued(self, failure: Failure) -> list[EvaluationRecord]:
@@ -204,6 +212,15 @@ class SqlEvaluations(Evaluations):
         table = schema.request_ids
         with self._database.writing() as tx:
             return tx.connection.execute(delete(table).where(table.c.create_us < before_us)).rowcount
+
+
+def _too_many_attempts(record: EvaluationRecord) -> Failure:
+    # One evaluation that takes the service down with it must not do so for ever.
+    return Failure(
+        "RUNNER_LOST",
+        f"the service ended during each of {record.attempt} attempts at it; look into its log, and evaluate again",
+        {"attempts": str(record.attempt)},
+    )
 
 
 def cancelled_by_user() -> Failure:
