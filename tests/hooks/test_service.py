@@ -137,7 +137,7 @@ def test_without_a_service_training_ends_as_if_alone(tmp_path):
     assert result["final_is_step"] == 40
     assert len([text for text in result["said"] if "training goes on" in text]) == 1
     assert set(states(result)) == {"LOST"}
-    assert result["summary"]["not_restored"] == "no evaluation gave a finite value"
+    assert result["summary"]["not_restored"] == "no evaluation came back from the service"
 
 
 @pytest.mark.slow
