@@ -168,7 +168,7 @@ def test_agent_outlives_the_service(fixed_service: ServiceProcess, tmp_path: Pat
         put_suite(client, tmp_path, f"gate {gate}")
     fixed_service.stop()
     weights = tmp_path / "snapshot.bin"
-    save_file(large(1, 96), weights)
+    save_file(large(1, 192), weights)
     files = {"config.json": str(write_tiny_llama(tmp_path / "llama") / "config.json")}
     with AgentProcess(tmp_path / "log", endpoint=fixed_service.endpoint, files=files) as agent:
         agent.send("push", id=1, step=1, epoch=0.1, weights=str(weights))
@@ -176,14 +176,14 @@ def test_agent_outlives_the_service(fixed_service: ServiceProcess, tmp_path: Pat
         agent.wait_for("status", code="SERVICE_UNAVAILABLE")
         fixed_service.start()
         agent.wait_for("connected")
-        wait_until(lambda: _largest_upload(fixed_service) > 16 * MIB, what="the upload")
+        wait_until(lambda: _largest_upload(fixed_service) > MIB, what="the upload")
         fixed_service.kill()
         assert not agent.kinds("released"), "the push was quicker than the kill"
         fixed_service.start()
         released = agent.wait_for("released", id=1)
-        assert released["bytes_sent"] > 96 * MIB
+        assert released["bytes_sent"] > 192 * MIB
         agent.wait_for("submitted", id=1)
-        save_file({**large(1, 96), "small": np.zeros(MIB, np.uint8)}, weights)
+        save_file({**large(1, 192), "small": np.zeros(MIB, np.uint8)}, weights)
         agent.send("push", id=2, step=2, epoch=0.2, weights=str(weights))
         assert agent.wait_for("released", id=2)["bytes_sent"] < MIB + 4000
         fixed_service.kill()
@@ -196,7 +196,7 @@ def test_agent_outlives_the_service(fixed_service: ServiceProcess, tmp_path: Pat
         agent.send("fetch", id=3, evaluation=result["evaluation"], path=str(tmp_path / "best.safetensors"))
         assert agent.wait_for("fetched", id=3)["error"] is None
         fetched = load_file(tmp_path / "best.safetensors")
-        assert fetched["large"].tobytes() == large(1, 96)["large"].tobytes()
+        assert fetched["large"].tobytes() == large(1, 192)["large"].tobytes()
         agent.send("stop", deadline_s=10)
         assert agent.wait_for_end() == 0
         codes = [message["code"] for message in agent.kinds("status")]
