@@ -11,9 +11,9 @@ from typing import Any, Callable, Generic, TypeVar
 import grpc
 
 from mindeval.client._channel import Target
-from mindeval.client._deadline import within
 from mindeval.client._errors import ServiceError, ServiceUnavailable, from_rpc_error, unavailable
 from mindeval.client._retry import Patience, Retry
+from mindeval.formats.deadline import within
 from mindeval.v1 import (
     blob_pb2_grpc,
     capability_pb2,

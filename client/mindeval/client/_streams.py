@@ -10,8 +10,8 @@ from typing import Any, Callable
 import grpc
 
 from mindeval.client._connection import CALL_TIMEOUT_S, Closing, Connection
-from mindeval.client._deadline import within
 from mindeval.client._errors import ServiceError, unavailable
+from mindeval.formats.deadline import within
 from mindeval.v1 import blob_pb2
 
 WRITE_UPLOAD = "WriteUpload"

@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from mindeval.client._deadline import within
+from mindeval.formats.deadline import within
 
 _T = TypeVar("_T")
 

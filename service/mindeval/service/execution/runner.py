@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mindeval.formats import frames
+from mindeval.formats.deadline import within
 from mindeval.service.execution import launch
 from mindeval.service.execution.job import ReportError
 from mindeval.service.storage.records import Failure
@@ -80,7 +81,7 @@ class RunnerProcess:
         try:
             while True:
                 remaining = max(deadline - time.monotonic(), 0.001)
-                message = await asyncio.wait_for(_read(self._reader), remaining)
+                message = await within(_read(self._reader), remaining)
                 if message is None:
                     raise RunnerStartError(await self._how_it_ended("before it was ready"))
                 if message["type"] == "ready":
@@ -113,7 +114,7 @@ class RunnerProcess:
         metadata = {"device": self._device}
         try:
             while True:
-                message = await asyncio.wait_for(_read(self._reader), silence_s)
+                message = await within(_read(self._reader), silence_s)
                 if message is None:
                     return Failure("RUNNER_LOST", await self._how_it_ended("while it worked"), metadata)
                 on_message(message)
@@ -138,7 +139,7 @@ class RunnerProcess:
             if grace_s > 0 and self._writer is not None and self._process.returncode is None:
                 self.send(frames.encode({"type": "shutdown"}))
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._process.wait(), grace_s)
+                    await within(self._process.wait(), grace_s)
             self.kill()
             await self._process.wait()
         if self._writer is not None:
@@ -184,7 +185,7 @@ class RunnerProcess:
     async def _how_it_ended(self, when: str) -> str:
         assert self._process is not None
         try:
-            code = await asyncio.wait_for(self._process.wait(), _EXIT_GRACE_S)
+            code = await within(self._process.wait(), _EXIT_GRACE_S)
         except asyncio.TimeoutError:
             return f"the runner of {self._device} hung up {when} and was ended{self._log_tail()}"
         names = {number.value: number.name for number in signal.Signals}

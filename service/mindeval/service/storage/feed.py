@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+from mindeval.formats.deadline import within
 from mindeval.service.storage.access import StoreAccess
 from mindeval.service.storage.records import EventRecord
 
@@ -61,7 +62,7 @@ class EventFeed:
                     yield None
                     return
                 try:
-                    await asyncio.wait_for(wake.wait(), self._idle_s)
+                    await within(wake.wait(), self._idle_s)
                 except asyncio.TimeoutError:
                     yield None
         finally:
