@@ -188,3 +188,9 @@ def test_candidates_of_a_look_can_be_opened(tmp_path: Path) -> None:
         write_ckpt(folder / f"net-1_{step}.ckpt", weights(step))
     found = {c.step: content(checkpoints.open_candidate(c)) for c in look(folder).candidates}
     assert found == {10: expected(10), 20: expected(20)}
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint_network"])
+def test_a_model_may_lie_in_a_folder_that_is_called_like_a_training_jobs(tmp_path: Path, name: str) -> None:
+    opened = open_local(write_hugging_face(tmp_path / name, weights()))
+    assert content(opened) == expected()

@@ -64,5 +64,8 @@ def _candidates_of(folder: Path, within: PathLike | None) -> list[Candidate]:
     """The checkpoints in a folder; strategies lie beside the folders that CheckpointMonitor saves into."""
     parent = folder.parent
     if folder.name in MONITOR_FOLDERS and (within is None or is_within(parent, within)):
-        return [candidate for candidate in look(parent).candidates if candidate.path == str(folder)]
+        found = [candidate for candidate in look(parent).candidates if candidate.path == str(folder)]
+        if found:
+            return found
+        # Any model may lie in a folder of that name.
     return list(look(folder).candidates)
