@@ -11,7 +11,7 @@ from mindeval.formats.digest import digest_bytes
 from mindeval.formats.manifest import Manifest, TensorEntry
 from mindeval.service.runtime.checkpoints.blobs import read_verified
 from mindeval.service.runtime.checkpoints.checkpoint import Checkpoint
-from mindeval.service.runtime.checkpoints.matching import check_tensors, is_training_state
+from mindeval.service.runtime.checkpoints.matching import check_tensors
 from mindeval.service.runtime.checkpoints.tensors import decode
 from mindeval.service.runtime.errors import RunnerError
 from mindeval.service.runtime.messages import BlobLocation
@@ -92,21 +92,6 @@ def test_the_memory_is_ours_and_not_the_files(tmp_path: Path) -> None:
     assert not data.any()
     assert data.flags.owndata
     assert data.flags.writeable
-
-
-@pytest.mark.parametrize(
-    ("name", "is_state"),
-    [
-        ("moment1.lm_head.weight", True),
-        ("adam_v.lm_head.weight", True),
-        ("global_step", True),
-        ("moment1.other.weight", False),
-        ("lm_head.bias", False),
-        ("moment1.", False),
-    ],
-)
-def test_optimizer_state_is_known_by_the_tensor_it_belongs_to(name: str, is_state: bool) -> None:
-    assert is_training_state(name, {"lm_head.weight"}) is is_state
 
 
 def test_tensors_must_be_just_the_models() -> None:

@@ -1,39 +1,18 @@
 """Which tensors of a checkpoint belong to the model, and what to say when they do not fit.
 
-A training checkpoint may hold more than the model: it is allowed to hold optimizer state, and nothing else. A tensor
-is optimizer state when
-- its name is a known prefix and the name of one of the model's tensors, such as "adam_m.lm_head.weight"; or
-- its name is one of the known counters, such as "global_step".
-Everything else that the model does not know is an error: it usually means that the description is of another model.
+A training checkpoint may hold more than the model: optimizer state, by the rule in `formats.readers.training_state`,
+and nothing else. Whatever else the model does not know is an error: it usually means that the description is of
+another model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from mindeval.formats.manifest import TensorEntry
+from mindeval.formats.readers.training_state import is_training_state
 from mindeval.service.runtime.checkpoints.tensors import FLOAT_DTYPES
 from mindeval.service.runtime.errors import RunnerError, shown
-
-STATE_PREFIXES = (
-    "moment1.", "moment2.", "moments.", "moment.", "adam_m.", "adam_v.", "adam_m_buffer.", "exp_avg.", "exp_avg_sq.",
-    "max_exp_avg_sq.", "vhat.", "accum.", "accumulation.", "stat.", "mean_square.", "mean_grad.", "mean_gradient.",
-    "momentum.", "velocity.", "linear.", "accu_grads.", "accu_grad.", "grad_accum.", "state_step.",
-)  # fmt: skip
-COUNTERS = frozenset(
-    {
-        "beta1_power", "beta2_power", "global_step", "learning_rate", "epoch_num", "step_num", "loss_scale",
-        "scale_sense", "current_iterator_step", "last_overflow_iterator_step", "state_step", "growth_tracker",
-        "data_sink_size",
-    }
-)  # fmt: skip
-
-
-def is_training_state(name: str, model_names: Collection[str]) -> bool:
-    """Whether a tensor is optimizer state by the rule above."""
-    if name in COUNTERS:
-        return True
-    return any(name.startswith(prefix) and name[len(prefix) :] in model_names for prefix in STATE_PREFIXES)
 
 
 def check_tensors(
@@ -57,7 +36,7 @@ def check_tensors(
     missing = sorted(expected.keys() - found.keys())
     skip = set(ignored)
     unexpected = sorted(
-        name for name in found if name not in expected and name not in skip and not is_training_state(name, expected)
+        name for name in found if name not in expected and name not in skip and not is_training_state(name, found)
     )
     if missing:
         # A renamed tensor is both missing and unknown; naming the two shows the cause.
