@@ -60,6 +60,11 @@ class Command:
     def line(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "mindeval.client.cli", *words]
 
+    def interruptible_line(self, *words: str) -> list[str]:
+        """The same with Ctrl-C at its default: a shell starts background jobs, such as a test run, without it."""
+        reset = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        return [sys.executable, "-c", reset + "os.execv(sys.argv[1], sys.argv[1:])", *self.line(*words)]
+
 
 @pytest.fixture
 def mindeval(service: ServiceProcess, tmp_path: Path) -> Command:
@@ -249,17 +254,11 @@ def test_help_tells_the_exit_codes(tmp_path: Path) -> None:
     assert "the service cannot be reached" in done.out
 
 
-def interruptible(line: list[str]) -> list[str]:
-    """The same command with Ctrl-C at its default: a shell starts background jobs, such as a test run, without it."""
-    reset = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-    return [sys.executable, "-c", reset, *line]
-
-
 def test_interrupt_tells_how_to_go_on(ready: Command) -> None:
     gate = ready.folder / "gate"
     with Client(ready.env["MINDEVAL_ENDPOINT"], project=ready.env["MINDEVAL_PROJECT"]) as client:
         put_suite(client, ready.folder, f"gate {gate}", "slow")
-        line = interruptible(ready.line("evaluate", "llama", "--suite", "slow"))
+        line = ready.interruptible_line("evaluate", "llama", "--suite", "slow")
         with subprocess.Popen(
             line, env=ready.env, cwd=ready.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:

@@ -143,10 +143,8 @@ def test_by_reference(tmp_path: Path) -> None:
 @contextmanager
 def watching(command: Command, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     env = {**command.env, "XDG_CACHE_HOME": str(command.folder / "cache")}
-    with subprocess.Popen(
-        command.line("push", "out", "--watch", "--poll", "0.1", "--json", *words), env=env, cwd=command.folder,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    line = command.interruptible_line("push", "out", "--watch", "--poll", "0.1", "--json", *words)
+    with subprocess.Popen(line, env=env, cwd=command.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             yield process
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mindeval.formats.digest import digest_bytes, digest_hex
-from mindeval.formats.manifest import FileEntry, Manifest, TensorEntry
+from mindeval.formats.manifest import PIECE_BYTES, FileEntry, Manifest, TensorEntry
 from mindeval.formats.safetensors import header_length, parse_header
 
 BYTE_VOCABULARY = 259
@@ -156,9 +157,9 @@ def checkpoint_manifest(folder: str | Path, blob_dir: str | Path) -> tuple[Manif
             start = file.read(8)
             start += file.read(header_length(start, size, path.name))
             for slot in parse_header(start, size, path.name).tensors:
-                file.seek(slot.begin)
-                digest = put(file.read(slot.size_bytes))
-                tensors.append(TensorEntry(slot.name, slot.dtype, slot.shape, slot.size_bytes, digest))
+                data = os.pread(file.fileno(), slot.size_bytes, slot.begin)
+                pieces = tuple(put(data[i : i + PIECE_BYTES]) for i in range(0, max(len(data), 1), PIECE_BYTES))
+                tensors.append(TensorEntry.of_pieces(slot.name, slot.dtype, slot.shape, slot.size_bytes, pieces))
     manifest = Manifest.of(tensors, files)
     put(manifest.to_bytes())
     return manifest, blobs
