@@ -382,3 +382,32 @@ def test_any_way_of_arriving_gives_the_same_bits(
     batch = random_batch(seed, scored=scored, grouped=grouped)
     names = metric_names("classification")
     assert_exact("classification", {"labels": labels}, batch, names=names, trials=2, seed=seed)
+
+
+def test_a_declared_negative_label_means_the_same_whatever_its_neighbours() -> None:
+    def accuracy(*batches: list[Any]) -> float:
+        state = create("classification", {"labels": [-1, 1]})
+        first = 0
+        for predictions in batches:
+            ids = [str(first + k) for k in range(len(predictions))]
+            state.update(sample_ids=ids, labels=[-1] * len(ids), predictions=predictions)
+            first += len(ids)
+        return state.result(["accuracy"])["accuracy"].value
+
+    assert accuracy([-1, None]) == accuracy([-1], [None]) == accuracy([None], [-1]) == 0.5
+    wide = create("classification", {"labels": [-5, 3]})
+    wide.update(sample_ids=["a", "b"], labels=[-5, 3], predictions=[-5, None])
+    assert wide.result(["accuracy"])["accuracy"].value == 0.5
+
+
+@pytest.mark.parametrize("labels", [[0, 1 << 70], np.array([0, (1 << 64) - 1], dtype=np.uint64)])
+def test_labels_that_no_code_can_hold_are_refused_by_sample(labels: Any) -> None:
+    with pytest.raises(MetricInputError) as caught:
+        create("classification", {}).update(sample_ids=["a", "b"], labels=labels, predictions=[0, 0])
+    assert (caught.value.reason, caught.value.sample_id) == ("unknown_label", "b")
+
+
+@pytest.mark.parametrize("values", [{0: 1, 1: 1}, {0, 1}])
+def test_what_has_no_order_of_samples_is_refused(values: Any) -> None:
+    with pytest.raises(MetricInputError):
+        create("classification", {}).update(sample_ids=["a", "b"], labels=[0, 1], predictions=values)

@@ -157,8 +157,11 @@ def test_published_values_of_wmt17(data: Path) -> None:
 def test_published_bleu_and_rouge_of_nmt(data: Path) -> None:
     left, right = nmt(data)
     joined = [(" ".join(t or "∅" for t in a), [" ".join(t or "∅" for t in b)]) for a, b in zip(left, right)]
-    state = state_of(joined, metrics=["bleu"], bleu_tokenizer="none", bleu_smoothing="none", bootstrap_replicates=2)
+    state = state_of(
+        joined, metrics=["bleu", "bleu_nltk"], bleu_tokenizer="none", bleu_smoothing="none", bootstrap_replicates=2
+    )
     assert value(state, "bleu") == pytest.approx(22.585508457, abs=1e-8)
+    assert value(state, "bleu_nltk") == pytest.approx(0.225743, abs=5e-7)
     dropped = [(" ".join(a), [" ".join(b)]) for a, b in zip(left, right)]
     other = state_of(
         dropped, metrics=["bleu", "bleu_nltk"], bleu_tokenizer="none", bleu_smoothing="none", bootstrap_replicates=2

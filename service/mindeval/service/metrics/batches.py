@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from mindeval.service.metrics.errors import MetricInputError
@@ -15,9 +15,10 @@ def id_list(sample_ids: Sequence[str]) -> list[str]:
     Raises:
         MetricInputError: The ids are one text, or one of them is not a non-empty text (`invalid_sample_id`).
     """
-    if isinstance(sample_ids, (str, bytes)):
-        # A text is a sequence of texts in Python, and would pass as one id a character.
-        raise MetricInputError("sample_ids must be a list of ids, not one text", reason="invalid_sample_id")
+    if isinstance(sample_ids, (str, bytes, Mapping, Set)):
+        # A text is a sequence of texts in Python, and would pass as one id a character; a set has no order.
+        kind = "one text" if isinstance(sample_ids, (str, bytes)) else f"a {type(sample_ids).__name__}"
+        raise MetricInputError(f"sample_ids must be a list of ids, not {kind}", reason="invalid_sample_id")
     ids = list(sample_ids)
     check_ids(ids)
     return ids
@@ -30,6 +31,9 @@ def check_lengths(size: int, **values: Any) -> None:
             continue
         if isinstance(value, (str, bytes)):
             raise MetricInputError(f"{name} must be a list, not one text", reason="length_mismatch")
+        if isinstance(value, (Mapping, Set)):
+            # Iterating one gives its keys, or an arbitrary order: samples and values would be paired by accident.
+            raise MetricInputError(f"{name} must be a list, not a {type(value).__name__}", reason="length_mismatch")
         try:
             length = len(value)
         except TypeError:

@@ -12,6 +12,7 @@ from mindeval.service.metrics.errors import MetricInputError, MetricSettingsErro
 from mindeval.service.metrics.exact import FloatArray, IntArray
 
 Label = str | int
+_INTEGERS_END = 1 << 63
 
 
 def check_label_set(labels: object, field: str) -> None:
@@ -53,8 +54,10 @@ def label_codes(
         MetricInputError: A value is outside the declared set or of a wrong type (`unknown_label`).
     """
     array = np.asarray(values) if isinstance(values, np.ndarray) else None
-    if array is None and all(type(value) is int for value in values):
+    if array is None and all(type(value) is int and abs(value) < _INTEGERS_END for value in values):
         array = np.asarray(values, dtype=np.int64)
+    elif array is not None and array.dtype.kind == "u" and array.size and int(array.max()) >= _INTEGERS_END:
+        array = None  # would wrap around to negative labels
     if array is not None and array.dtype.kind in "iub" and array.ndim == 1:
         codes = array.astype(np.int64, copy=False)
         if declared is not None and isinstance(declared[0], int) and declared != tuple(range(len(declared))):
@@ -66,16 +69,17 @@ def label_codes(
             _refuse(array[int(np.argmax(bad))].item(), name, ids[int(np.argmax(bad))])
         return codes
     positions = {label: code for code, label in enumerate(declared or ())}
+    # Integers that are codes by themselves: all without a declared set, positions when names are declared.
+    free_integers = _INTEGERS_END if declared is None else len(declared) if isinstance(declared[0], str) else 0
     result = np.empty(len(values), dtype=np.int64)
     for k, value in enumerate(values):
         value = value.item() if isinstance(value, np.generic) else value
-        if allow_none and (value is None or (type(value) is int and value == -1)):
-            result[k] = -1
-        elif type(value) is str and value in positions:
+        # A declared -1 is a label, as in an array of integers: what a sample means must not depend on its neighbours.
+        if type(value) in (str, int) and value in positions:
             result[k] = positions[value]
-        elif type(value) is int and value >= 0 and (declared is None or value in positions):
-            result[k] = value if declared is None else positions[value]
-        elif type(value) is int and declared and isinstance(declared[0], str) and 0 <= value < len(declared):
+        elif allow_none and (value is None or (type(value) is int and value == -1)):
+            result[k] = -1
+        elif type(value) is int and 0 <= value < free_integers:
             result[k] = value
         else:
             _refuse(value, name, ids[k])

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from mindeval.service.metrics.batches import check_lengths
 from mindeval.service.metrics.errors import MetricInputError, MetricSettingsError
 from mindeval.service.metrics.estimators import Constant, Estimator, Ratio
 from mindeval.service.metrics.exact import content_digest, exact_sum
@@ -108,6 +109,7 @@ class LanguageModelingState(TableState):
             MetricInputError: Lengths differ (`length_mismatch`), a value has the wrong type or sign
                 (`invalid_value`), or a window repeats with other content (`conflicting_repeat`).
         """
+        check_lengths(len(document_ids), document_ids=document_ids)
         size = len(document_ids)
         given = {
             "window_indices": window_indices,
