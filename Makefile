@@ -42,7 +42,7 @@ test: lint
 	$(BIN)/python -m pytest
 
 test-quick: $(VENV)/.develop .venv-proto/.installed
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.develop lint-proto
 	$(BIN)/ruff format --check .
