@@ -86,11 +86,6 @@ class Connection:
         self._capabilities: capability_pb2.GetCapabilitiesResponse | None = None
         self._blobs: Connection | None = None
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the newest try found the service out of reach."""
-        return self._lost
-
     async def close(self) -> None:
         """Closes the channel; calls at work are cancelled. Repeating it is harmless."""
         self._closed = True

@@ -19,7 +19,6 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
 from mindeval.formats.errors import MindEvalError
-from mindeval.v1 import errors_pb2
 
 DOMAIN = "mindeval"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -178,11 +177,6 @@ def status_of(error: MindEvalError) -> status_pb2.Status:
         delay.FromMilliseconds(round(retry_after_s * 1000))
         _attach(status, error_details_pb2.RetryInfo(retry_delay=delay))
     return status
-
-
-def reason_number(reason: str) -> int:
-    """Number of a reason in `mindeval.v1.ErrorReason`; 0 when it is not in there."""
-    return dict(errors_pb2.ErrorReason.items()).get(f"ERROR_REASON_{reason}", 0)
 
 
 def _attach(status: status_pb2.Status, detail: message.Message) -> None:
